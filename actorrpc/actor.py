@@ -1,0 +1,206 @@
+"""Actors: objects with a mailbox, which users subclass for the roles of their programs."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from actorrpc import rref
+from actorrpc.errors import NotAMemberError
+from actorrpc.runtime.cells import MailboxCell
+from actorrpc.runtime.completion import Completion
+from actorrpc.services.objects import OwnerHandle
+from actorrpc.session import Session, current
+from actorrpc.workers import WorkerInfo, info_of, resolve
+from actorrpc.world import World
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from typing_extensions import Self
+
+    from actorrpc.services.objects import Entry
+    from actorrpc.workers import To
+
+log = logging.getLogger("actorrpc")
+
+
+@dataclass
+class Home:
+    """Where an actor lives.
+
+    Attributes:
+        session: its worker's.
+        entry: its place there.
+        name: its name; its worker's own for the actor of a role.
+    """
+
+    session: Session
+    entry: Entry
+    name: str
+
+
+class _Births(threading.local):
+    home: Home | None = None
+
+
+_births = _Births()
+
+
+class Actor:
+    """An object whose methods are called by messages, one at a time, in the order in which they arrive.
+
+    Subclass it; give it a constructor and methods; start it by role with `launch`, or by `spawn`. `main`, if there is
+    one, runs in its worker's main thread when it is launched in a role: it holds the actor while it computes, and
+    lets messages be served while it waits for a call or in `serve`.
+
+    A handler that waits admits messages of its own call chain only, so actors may call each other back without deadlock.
+
+    Class arguments:
+        concurrency: how many messages may be in progress at once; default 1.
+    """
+
+    concurrency: ClassVar[int] = 1
+    _home: Home | None
+
+    def __init_subclass__(cls, concurrency: int | None = None, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if concurrency is not None:
+            if concurrency < 1:
+                raise ValueError(f"{cls.__name__}: concurrency must be at least 1, not {concurrency}")
+            cls.concurrency = concurrency
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        del args, kwargs
+        self = super().__new__(cls)
+        # Known before __init__ runs, which may want its index. Taken by the first actor made, not by those it makes.
+        self._home, _births.home = _births.home, None
+        return self
+
+    # -- who it is
+
+    @property
+    def _at(self) -> Home:
+        if self._home is None:
+            raise NotAMemberError(
+                f"this {type(self).__name__} lives on no worker; actors are made by launch, {type(self).__name__}.spawn or remote"
+            )
+        return self._home
+
+    @property
+    def role(self) -> str:
+        """The role of its worker; "" in a world that was not launched by roles."""
+        return self._at.session.worker.record.role
+
+    @property
+    def index(self) -> int:
+        """The number of its worker within the role, from 0."""
+        return self._at.session.worker.record.index
+
+    @property
+    def name(self) -> str:
+        """Its name, unique in the world."""
+        return self._at.name
+
+    @property
+    def worker(self) -> WorkerInfo:
+        """The worker on which it lives."""
+        return info_of(self._at.session.worker.record)
+
+    @property
+    def rref(self) -> rref.RRef[Self]:
+        """A reference to itself, to be sent to others."""
+        home = self._at
+        return rref.RRef._wrap(OwnerHandle(home.session.objects, home.entry))
+
+    @property
+    def world(self) -> World:
+        """The world: `world.observer` is the group of the role "observer"."""
+        return World(self._at.session)
+
+    @classmethod
+    def spawn(cls, to: To, /, *args: Any, **kwargs: Any) -> rref.RRef[Self]:
+        """Makes an actor of this class on a worker.
+
+        Arguments:
+            to: the worker's name, rank or WorkerInfo.
+            args, kwargs: for the constructor.
+
+        Returns a reference to it, at once. What the constructor raises is raised when the reference is next used.
+        """
+        session = current()
+        return rref.make(session, resolve(session.worker, to), cls, args, kwargs, -1.0)
+
+    def serve(self, seconds: float | None = None) -> None:
+        """Lets messages be served; for use in `main`.
+
+        Arguments:
+            seconds: how long; None (the default) until the world ends.
+        """
+        session = self._at.session
+        worker = session.worker
+        if seconds is None:
+            worker.wait(session.member.over, None, lead=False)
+        else:
+            worker.wait(Completion(), worker.clock.now() + seconds, lead=False)
+
+    # -- what users may override
+
+    def on_start(self) -> None:
+        """Called once, when the actor has been made, before its first message."""
+
+    def on_stop(self) -> None:
+        """Called once when its world ends in good order, or when the last reference to it is gone."""
+
+    def __reduce__(self) -> Any:
+        raise TypeError(f"an actor cannot be sent; send a reference to it: the rref of this {type(self).__name__}")
+
+
+def install(session: Session) -> None:
+    """Teaches a worker's objects service what an actor is."""
+    worker = session.worker
+
+    def mailbox_for(value: Any, entry: Entry) -> MailboxCell | None:
+        if not isinstance(value, Actor):
+            return None
+        what = f"{type(value).__name__} {name_of(session, entry)!r}"
+        cell = MailboxCell(worker, entry.run, what, concurrency=0)
+        if value._home is None:
+            value._home = Home(session, entry, name_of(session, entry))
+        if entry.held:
+            return cell
+        cell.open(type(value).concurrency)
+        return cell
+
+    def construct(entry: Entry, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        _births.home = Home(session, entry, name_of(session, entry))
+        try:
+            value = function(*args, **kwargs)
+        finally:
+            _births.home = None
+        if isinstance(value, Actor):
+            value.on_start()
+        return value
+
+    session.objects.mailbox_for = mailbox_for
+    session.objects.construct = construct
+    session.objects.released = _released
+
+
+def _released(value: Any) -> None:
+    if isinstance(value, Actor):
+        try:
+            value.on_stop()
+        except Exception:
+            log.exception("on_stop of %s failed", type(value).__name__)
+
+
+def name_of(session: Session, entry: Entry) -> str:
+    """Returns the name of the actor in a place."""
+    record = session.worker.record
+    creator, local = entry.id
+    if entry.held:
+        return record.name
+    return f"{record.name}/{creator}.{local & 0x7FFFFFFFFFFFFFFF}"

@@ -1,0 +1,179 @@
+"""The exceptions of the package, one tree.
+
+Whatever the library itself finds wrong is an `ActorRPCError`. An exception that a remote function raised keeps its own
+type where that type can be imported here; its `__cause__` is then a `RemoteTraceback`.
+
+Each class takes its message first and its fields as keywords, so that it survives pickling (`type(e)(*e.args)`, then
+the fields as state).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class ActorRPCError(RuntimeError):
+    """Base of all errors that the library itself raises."""
+
+
+class SerializationError(ActorRPCError):
+    """An object cannot be written into a message. The message says which part of it and why."""
+
+
+class DeserializationError(ActorRPCError):
+    """A message arrived that cannot be read here. The reason is the `__cause__`."""
+
+
+class UnknownNameError(DeserializationError):
+    """A message refers to a function, class or module that cannot be imported here.
+
+    Args:
+        message: what to tell the user.
+        module: the module that is missing, or in which the name is missing.
+        name: the qualified name in that module; "" where the module itself was asked for.
+    """
+
+    def __init__(self, message: str, *, module: str = "", name: str = "") -> None:
+        super().__init__(message)
+        self.module = module
+        self.name = name
+
+
+class RemoteError(ActorRPCError):
+    """Stands for a remote exception whose own type cannot be made here.
+
+    Args:
+        message: what to tell the user.
+        type_name: module and qualified name of the remote exception's type.
+        text: the remote exception's `str`.
+        where: where it happened, in words.
+    """
+
+    def __init__(self, message: str, *, type_name: str = "", text: str = "", where: str = "") -> None:
+        super().__init__(message)
+        self.type_name = type_name
+        self.text = text
+        self.where = where
+
+
+class RemoteTraceback(Exception):
+    """The `__cause__` of an exception that happened elsewhere; its `str` is the traceback rendered there."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+    def __str__(self) -> str:
+        # The newline keeps the heading off the line on which Python prints the type's name.
+        return f"\n{self.text}"
+
+
+class ProtocolError(ActorRPCError):
+    """Bytes came in that are not a message of this protocol, or of another version of it."""
+
+
+class NotAMemberError(ActorRPCError):
+    """There is no such worker in the world, or this process is not (or no longer) in one."""
+
+
+class ActorGoneError(ActorRPCError):
+    """The actor, or the object behind a reference, is no longer there."""
+
+
+class RPCTimeoutError(ActorRPCError, TimeoutError):
+    """A call was not answered within its time. It may or may not have run."""
+
+
+class WorkerLostError(ActorRPCError):
+    """A peer died, fell silent or left while something depended on it.
+
+    Args:
+        message: what to tell the user.
+        worker, rank, host, pid: who it was.
+        reason: how it was noticed.
+    """
+
+    def __init__(
+        self, message: str, *, worker: str = "", rank: int = -1, host: str = "", pid: int = 0, reason: str = ""
+    ) -> None:
+        super().__init__(message)
+        self.worker = worker
+        self.rank = rank
+        self.host = host
+        self.pid = pid
+        self.reason = reason
+
+
+class RendezvousError(ActorRPCError):
+    """The workers of a world did not find each other.
+
+    Args:
+        message: what to tell the user.
+        address: where they were to meet, as given (`tcp://host:port`, `file:///path`).
+        waited: seconds spent on it.
+    """
+
+    def __init__(self, message: str, *, address: str = "", waited: float = 0.0) -> None:
+        super().__init__(message)
+        self.address = address
+        self.waited = waited
+
+
+class MemberDiedError(ActorRPCError):
+    """A process of a launched world raised or died before the driver had returned; all others were ended.
+
+    Its `__cause__` is the member's own exception, where that can be loaded here.
+
+    Args:
+        message: what to tell the user.
+        name: the member, "observer:1".
+        pid: its process id.
+        exitcode: as `multiprocessing` gives it (a negative one is a signal); None where it had to be ended.
+        signal: the name of the signal that ended it, if one did.
+        traceback: its traceback as text, "" where it had none.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        name: str = "",
+        pid: int = 0,
+        exitcode: int | None = None,
+        signal: str | None = None,
+        traceback: str = "",
+    ) -> None:
+        super().__init__(message)
+        self.name = name
+        self.pid = pid
+        self.exitcode = exitcode
+        self.signal = signal
+        self.traceback = traceback
+
+
+class GroupError(ActorRPCError):
+    """Calls to members of a group failed.
+
+    Args:
+        message: what to tell the user.
+        errors: the members' names and their exceptions.
+        size: how many members the group has.
+    """
+
+    def __init__(
+        self, message: str, *, errors: Sequence[tuple[str, BaseException]] = (), size: int = 0
+    ) -> None:
+        super().__init__(message)
+        self.errors = list(errors)
+        self.size = size
+
+    @staticmethod
+    def of(errors: Sequence[tuple[str, BaseException]], size: int) -> GroupError:
+        """Makes the error of a group's call; its `__cause__` is the first member's."""
+        text = "; ".join(f"{name}: {type(e).__name__}: {e}" for name, e in errors)
+        made = GroupError(f"{len(errors)} of {size} members of the group failed: {text}", errors=errors, size=size)
+        made.__cause__ = errors[0][1] if errors else None
+        return made

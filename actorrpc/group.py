@@ -1,0 +1,178 @@
+"""Groups: several actors called as one."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, overload
+
+from actorrpc.errors import GroupError
+from actorrpc.options import UNSET_RPC_TIMEOUT
+from actorrpc.rref import RRef, call_method
+from actorrpc.runtime.futures import Future
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Group(Sequence[RRef[Any]]):
+    """A sequence of references. Calls go to all members at once; results come in the members' order.
+
+    `any()` and `scatter()` return a group that is called in another way; `pick()` one of a single member.
+
+    Arguments:
+        members: the references.
+    """
+
+    def __init__(self, members: Sequence[RRef[Any]]) -> None:
+        self._members = list(members)
+        self._first = False
+        self._shares: list[Any] | None = None
+        self._turns = itertools.count()
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    @overload
+    def __getitem__(self, index: int) -> RRef[Any]: ...
+    @overload
+    def __getitem__(self, index: slice) -> Group: ...
+    def __getitem__(self, index: int | slice) -> RRef[Any] | Group:
+        return Group(self._members[index]) if isinstance(index, slice) else self._members[index]
+
+    def __iter__(self) -> Iterator[RRef[Any]]:
+        return iter(self._members)
+
+    def __repr__(self) -> str:
+        return f"Group({self._members!r})"
+
+    # -- modifiers
+
+    def any(self) -> Group:
+        """Returns the same members, of which the first to answer counts: its result is the call's."""
+        group = Group(self._members)
+        group._first, group._shares = True, self._shares
+        return group
+
+    def pick(self) -> Group:
+        """Returns a group of one member: the next in turn."""
+        return Group([self._members[next(self._turns) % len(self)]])
+
+    def scatter(self, shares: Sequence[Any]) -> Group:
+        """Returns the same members, each of which gets its own share as the call's first argument.
+
+        Raises:
+            ValueError: there are not as many shares as members.
+        """
+        shares = list(shares)
+        if len(shares) != len(self):
+            raise ValueError(f"{len(shares)} shares for a group of {len(self)} members")
+        group = Group(self._members)
+        group._first, group._shares = self._first, shares
+        return group
+
+    # -- verbs
+
+    def rpc_sync(self, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
+        """Returns a proxy: `group.rpc_sync().method(*args)` calls all members and returns the list of their results
+        (with `any()`, one result).
+
+        Raises:
+            GroupError: calls failed; it names the members and holds their exceptions.
+        """
+        return _GroupProxy(lambda *call: self._call(timeout, *call).wait())
+
+    def rpc_async(self, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
+        """Returns a proxy: `group.rpc_async().method(*args)` calls all members and returns one GroupFuture."""
+        return _GroupProxy(lambda *call: self._call(timeout, *call))
+
+    def remote(self, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
+        """Returns a proxy: `group.remote().method(*args)` calls all members and returns the Group of references to
+        their results.
+        """
+        return _GroupProxy(lambda *call: Group(list(self._send("remote", timeout, *call))))
+
+    def tell(self) -> Any:
+        """Returns a proxy: `group.tell().method(*args)` has all members' method called, and waits for nothing."""
+        return _GroupProxy(lambda *call: (list(self._send("tell", UNSET_RPC_TIMEOUT, *call)), None)[1])
+
+    def _call(self, timeout: float, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> GroupFuture:
+        return GroupFuture(self._members, list(self._send("rpc_async", timeout, name, args, kwargs)), self._first)
+
+    def _send(
+        self, verb: str, timeout: float, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Iterator[Any]:
+        for i, member in enumerate(self._members):
+            own = args if self._shares is None else (self._shares[i], *args)
+            yield call_method(member, verb, timeout, name, own, kwargs)
+
+
+class _GroupProxy:
+    def __init__(self, call: Callable[[str, tuple[Any, ...], dict[str, Any]], Any]) -> None:
+        self._call = call
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return lambda *args, **kwargs: self._call(name, args, kwargs)
+
+
+class GroupFuture(Future[Any]):
+    """The future of a group's call: the list of results, in the members' order; or, with `any()`, the first result.
+
+    Arguments:
+        members, futures: who was called, and their futures.
+        first: whether the first result counts.
+    """
+
+    def __init__(self, members: Sequence[RRef[Any]], futures: Sequence[Future[Any]], first: bool = False) -> None:
+        super().__init__()
+        if futures:
+            self._worker = futures[0]._worker
+        self._members, self._futures, self._first = list(members), list(futures), first
+        self._left = len(self._futures)
+        self._order: list[int] = []
+        for i, future in enumerate(self._futures):
+            future.add_done_callback(lambda done, i=i: self._one(i, done))  # type: ignore[misc]
+        if not self._futures:
+            self.set_result([])
+
+    def as_completed(self, timeout: float = UNSET_RPC_TIMEOUT) -> Iterator[tuple[RRef[Any], Future[Any]]]:
+        """Yields each member with its future, in the order in which they are done.
+
+        Arguments:
+            timeout: seconds for each next one; default: the call's own limit.
+        """
+        queue: list[int] = []
+        steps: list[Future[None]] = [Future() for _ in self._futures]
+        for step in steps:
+            step._worker = self._worker
+        turn = itertools.count()
+
+        def note(i: int) -> None:
+            queue.append(i)
+            steps[next(turn)].set_result(None)
+
+        for i, future in enumerate(self._futures):
+            future.add_done_callback(lambda _, i=i: note(i))  # type: ignore[misc]
+        for n, step in enumerate(steps):
+            step.wait(timeout)
+            yield self._members[queue[n]], self._futures[queue[n]]
+
+    def _one(self, i: int, done: Future[Any]) -> None:
+        with self._door:
+            self._left -= 1
+            last = not self._left
+        if self._first and done._error is None:
+            self._finish_once(done._value, None)
+        elif last:
+            failed = [(m, f._error) for m, f in zip(self._members, self._futures, strict=True) if f._error is not None]
+            if failed and (not self._first or len(failed) == len(self._futures)):
+                self._finish_once(None, GroupError.of([(m.owner_name(), e) for m, e in failed], len(self._futures)))
+            elif not self._first:
+                self._finish_once([f._value for f in self._futures], None)
+
+    def _finish_once(self, value: Any, error: BaseException | None) -> None:
+        if not self.done():
+            try:
+                self._complete(value, error)
+            except RuntimeError:
+                pass  # another member was faster

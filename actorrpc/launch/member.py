@@ -1,0 +1,124 @@
+"""One worker's part in a launched world, from joining to leaving."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from actorrpc import rpc
+from actorrpc.actor import Actor
+from actorrpc.errors import ActorGoneError, ActorRPCError
+from actorrpc.runtime.handling import here
+from actorrpc.services.directory import Directory
+from actorrpc.session import set_default
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from actorrpc.options import RpcBackendOptions
+    from actorrpc.session import Session
+
+_GRACE = 5.0
+"""Seconds that the others get to come to an end once the driver's `main` has returned."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one worker is: the role and its number in it, and what makes it up (see `Role`)."""
+
+    role: str
+    index: int
+    what: Callable[..., Any] | None
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The worker's name."""
+        return f"{self.role}:{self.index}"
+
+
+def take_part(part: Part, rank: int, world_size: int, options: RpcBackendOptions, exit_after: bool = False) -> Any:
+    """Joins the world, plays the part, and leaves when the world ends.
+
+    Arguments:
+        part: what to play.
+        rank, world_size, options: for joining.
+        exit_after: whether to end this process some seconds after the world's end if its `main` still runs then; where
+            nobody else does (torchrun would wait for it).
+
+    Returns what `main` returned, on rank 0; else None.
+    """
+    session = rpc.join(part.name, rank, world_size, options, part.role, part.index)
+    try:
+        if exit_after and rank:
+            _exit_after(session)
+        try:
+            value = _play(session, part)
+        except ActorRPCError:
+            # A `main` that is overtaken by the end of the world meets it in its next call.
+            if rank and session.member.over.done:
+                value = None
+            else:
+                raise
+        if rank:
+            session.serve_out(0)
+        else:
+            _end_world(session)
+        session.stop_actors()
+        session.close(2.0)
+        return None if rank else value
+    finally:
+        session.leave()
+        set_default(None)
+
+
+def _play(session: Session, part: Part) -> Any:
+    root = session.objects.root
+    what = part.what
+    if not (isinstance(what, type) and issubclass(what, Actor)):
+        kind = "only serves" if what is None else f"runs {getattr(what, '__qualname__', what)}"
+        root.fill(None, ActorGoneError(f"{session.worker} is no actor: it {kind}"))
+        return what(*part.args, **part.kwargs) if what is not None else None
+    try:
+        actor = session.objects.construct(root, what, *part.args, **part.kwargs)
+    except BaseException as e:
+        root.fill(None, e)
+        raise
+    root.fill(actor)
+    cell = root.mailbox
+    assert cell is not None
+    main = getattr(actor, "main", None)
+    if main is None:
+        cell.open(actor.concurrency)
+        return None
+    here.handling = handling = cell.enter()
+    cell.open(actor.concurrency)
+    try:
+        return main()
+    finally:
+        here.handling = None
+        cell.leave(handling)
+
+
+def _end_world(session: Session) -> None:
+    worker, directory = session.worker, session.worker.services[Directory]
+    directory.end_world()
+    session.member.arrive()
+    if not worker.wait(session.member.ended, worker.clock.now() + _GRACE, lead=False):
+        directory.stop_all()
+        worker.wait(session.member.ended, worker.clock.now() + 1.0, lead=False)
+
+
+def _exit_after(session: Session) -> None:
+    member, worker = session.member, session.worker
+
+    def end() -> None:
+        worker.wait(member.over, None, lead=False)
+        time.sleep(2 * _GRACE)
+        os._exit(0)
+
+    threading.Thread(target=end, name="actorrpc-exit", daemon=True).start()

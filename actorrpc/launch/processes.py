@@ -1,0 +1,353 @@
+"""The process side of ``launch``: start processes, watch them, end them. It knows nothing of messaging.
+
+Every member runs in a process of its own, spawned and never forked (ZeroMQ contexts and torch's thread pools do not
+survive a fork). Parent and child share one duplex channel:
+
+    child -> parent   "ready": modules are imported, Ctrl-C is armed
+    parent -> child   the pickled function and its arguments
+    child -> parent   one Report: how the function ended
+
+The arguments travel only after "ready" because ``Process.start`` writes what it is given into a pipe that the child
+reads after importing ``__main__`` (seconds, with torch): more than 64 KiB would hold up the parent, deaf to Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import multiprocessing
+import os
+import pickle
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing import connection, resource_tracker
+
+import cloudpickle  # type: ignore[import-untyped]
+
+from actorrpc.errors import MemberDiedError
+from actorrpc.launch import child
+from actorrpc.launch.child import Report
+from actorrpc.launch.interrupts import sigint_deferred
+
+log = logging.getLogger(__name__)
+
+_UNGUARDED = 86  # exit code of a child whose import of __main__ called run() again
+_AFTERSHOCKS = 0.3  # seconds in which others may die of the first death
+_CAUSE_WAIT = 1.5  # seconds to wait for the first death, where so far only its consequences were seen
+_TERM_TO_KILL = 1.0
+_POLL = 0.25  # a forked grandchild keeps a dead child's sentinel open, so deaths are looked for this often as well
+
+# os.environ is the process's, so that two runs starting at once would see, and then undo, each other's change.
+_environment_lock = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Member:
+    """One process to start: its name (``"observer:0"``), and the module-level function and arguments it runs."""
+
+    name: str
+    target: Callable[..., object]
+    args: tuple[object, ...] = ()
+
+
+@dataclass
+class _Process:
+    """A started member as the parent sees it."""
+
+    name: str
+    payload: bytes
+    process: multiprocessing.process.BaseProcess
+    channel: connection.Connection | None
+    ready: bool = False
+    report: Report | None = None
+    exitcode: int | None = None
+    failed_at: float | None = None
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid or 0
+
+    @property
+    def lost_a_peer(self) -> bool:
+        """Whether it died of somebody else's death."""
+        return self.report is not None and self.report.lost_a_peer
+
+
+def run(members: Sequence[Member], *, grace: float = 5.0) -> object:
+    """Run every member in a process of its own until the first one, the driver, has returned.
+
+    Args:
+        members: What to start; ``members[0]`` is the driver. Their functions and arguments must be picklable.
+        grace: Seconds the others have to end by themselves once the driver has returned; then they are stopped.
+
+    Returns:
+        What the driver's function returned (None where it called ``sys.exit(0)``).
+
+    Raises:
+        MemberDiedError: A member raised or died before the driver had returned; all others were ended.
+        TypeError: A member cannot be pickled; nothing was started.
+        KeyboardInterrupt: Ctrl-C; all members were ended (at once on a second Ctrl-C).
+    """
+    if not members:
+        raise ValueError("run() needs at least one member: the first is the driver")
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        # A child is importing the script that started it, and the script has no guard: one quiet exit code for each
+        # child instead of one traceback, and the parent says what to do.
+        raise SystemExit(_UNGUARDED)
+    payloads = [_pickled(member) for member in members]
+    crew: list[_Process] = []
+    interrupted = False
+    try:
+        _start(members, payloads, crew)
+        return _supervise(crew, grace)
+    except KeyboardInterrupt:
+        interrupted = True
+        with contextlib.suppress(KeyboardInterrupt):  # the second one: do not wait any longer
+            _hang_up(crew)
+            _end(crew, patience=1.0)
+        raise
+    finally:
+        with sigint_deferred(discard=interrupted):
+            _hang_up(crew)
+            _end(crew, patience=0.0, kill=True)
+            _close(crew)
+
+
+# --- the parent: start ------------------------------------------------------------------------------------------------
+
+
+def _pickled(member: Member) -> bytes:
+    """The member's function and arguments as bytes; TypeError, naming the member, where that is impossible."""
+    job = (member.target, member.args)
+    try:
+        if _main_can_be_imported():  # things of __main__ then go by reference and keep their identity
+            with contextlib.suppress(Exception):
+                return pickle.dumps(job, protocol=5)
+        return bytes(cloudpickle.dumps(job, protocol=5))
+    except Exception as exc:
+        raise TypeError(
+            f'member "{member.name}" cannot be started: its function or arguments cannot be pickled ({exc}). '
+            "Make such things (sockets, locks, environments, open files) in the member itself."
+        ) from exc
+
+
+def _main_can_be_imported() -> bool:
+    """Whether a spawned child will have this process's ``__main__`` (not so in a notebook, ``-c`` or stdin)."""
+    main = sys.modules["__main__"]
+    spec_name = getattr(getattr(main, "__spec__", None), "name", None)
+    return spec_name is not None or os.path.isfile(getattr(main, "__file__", None) or "")
+
+
+def _start(members: Sequence[Member], payloads: Sequence[bytes], crew: list[_Process]) -> None:
+    """Start all, appending to ``crew`` one by one so that an interrupt half-way leaves none unknown."""
+    context = multiprocessing.get_context("spawn")
+    if os.name == "posix":
+        # Its first start unblocks SIGINT behind our back, in the very window below that must be closed to it.
+        resource_tracker.ensure_running()
+    with _environment_lock, _environment_default("OMP_NUM_THREADS", "1" if len(members) > 1 else None):
+        for index, (member, payload) in enumerate(zip(members, payloads, strict=True)):
+            # Children inherit the blocked mask and so cannot be interrupted before they are ready to end quietly. Here
+            # an interrupt stays pending until the child is in the list.
+            with sigint_deferred():
+                ours, theirs = context.Pipe(duplex=True)
+                try:
+                    process = context.Process(
+                        target=child.main, args=(theirs, os.getpid(), index == 0), name=member.name, daemon=False
+                    )
+                    process.start()
+                except BaseException:
+                    ours.close()
+                    raise
+                finally:
+                    theirs.close()
+                crew.append(_Process(member.name, payload, process, ours))
+
+
+@contextlib.contextmanager
+def _environment_default(name: str, value: str | None) -> Iterator[None]:
+    """Set an environment variable, where it is not set, for the processes started in this block.
+
+    It must be in the environment at exec: a child that imports ``__main__`` has loaded OpenMP before our code runs.
+    """
+    if value is None or name in os.environ:
+        yield
+        return
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        os.environ.pop(name, None)
+
+
+# --- the parent: watch ------------------------------------------------------------------------------------------------
+
+
+def _supervise(crew: Sequence[_Process], grace: float) -> object:
+    """Watch until the driver has returned (its value) or a member has failed (MemberDiedError)."""
+    driver = crew[0]
+    while True:
+        _step(crew, _POLL)
+        if any(p.failed_at is not None for p in crew):
+            break
+        if driver.report is not None:  # returned, else it would have failed
+            return _finish(crew, driver.report, grace)
+    # Others may die of the first death, and even be noticed before it: a process takes its time to end.
+    first = time.monotonic()
+    while _alive(crew):
+        is_known = any(p.failed_at is not None and not p.lost_a_peer for p in crew)
+        left = first + (_AFTERSHOCKS if is_known else _CAUSE_WAIT) - time.monotonic()
+        if left <= 0:
+            break
+        _step(crew, min(left, _POLL))
+    failed = sorted(
+        (p for p in crew if p.failed_at is not None),
+        key=lambda p: (p.lost_a_peer, p.failed_at),
+    )
+    _end(crew, patience=0.0)
+    raise _died(failed[0], [p.name for p in failed[1:]])
+
+
+def _finish(crew: Sequence[_Process], returned: Report, grace: float) -> object:
+    """The driver has returned: let the others end, say what did not end well, load the value."""
+    stopped = _end(crew, patience=grace)
+    if stopped:
+        log.warning("stopped %s, still running %g s after the driver had returned", ", ".join(stopped), grace)
+    for p in crew:
+        if p.failed_at is not None and p.name not in stopped:
+            log.warning("after the driver had returned: %s", _died(p, []))
+    if not returned.value:
+        return None
+    try:
+        return pickle.loads(returned.value)
+    except Exception as exc:
+        raise TypeError(f'the return value of "{crew[0].name}" cannot be read here: {exc}') from exc
+
+
+def _step(crew: Sequence[_Process], seconds: float) -> None:
+    """Wait up to ``seconds`` for news of the living, and take in all there is."""
+    alive = _alive(crew)
+    sources: list[connection.Connection | int] = [p.process.sentinel for p in alive]
+    sources += [p.channel for p in alive if p.channel is not None]
+    connection.wait(sources, max(0.0, seconds))
+    for p in alive:
+        exitcode = p.process.exitcode  # before the channel is drained: its last words come before its death
+        _drain(p)
+        if exitcode is not None:
+            p.exitcode = exitcode
+            ended_well = p.report is not None and p.report.kind == "returned"
+            if ended_well and exitcode != 0:
+                log.warning('member "%s" (pid %d) ended with code %d after its work was done', p.name, p.pid, exitcode)
+            elif not ended_well and (exitcode != 0 or p is crew[0]):
+                p.failed_at = p.failed_at or time.monotonic()
+
+
+def _drain(p: _Process) -> None:
+    """Read what a member has sent, and answer "ready" with its work."""
+    try:
+        while p.channel is not None and p.channel.poll():
+            message = p.channel.recv_bytes()
+            if message == child.READY:
+                p.ready = True
+                p.channel.send_bytes(p.payload)
+                p.payload = b""
+            else:
+                p.report = pickle.loads(message)
+                if p.report.kind != "returned":
+                    p.failed_at = time.monotonic()
+    except (EOFError, OSError):  # it is gone; its exit code says the rest
+        if p.channel is not None:
+            p.channel.close()
+            p.channel = None
+
+
+def _died(p: _Process, others: Sequence[str]) -> MemberDiedError:
+    """The error that says who died of what."""
+    report = p.report
+    by_signal = None
+    if p.exitcode is not None and p.exitcode < 0 and (report is None or report.kind == "returned"):
+        by_signal = _signal_name(-p.exitcode)
+    if report is not None and report.kind in ("raised", "exited"):
+        what = report.text
+    elif report is not None and report.kind == "interrupted":
+        what, by_signal = "was interrupted (SIGINT)", "SIGINT"
+    elif by_signal:
+        what = f"was killed by {by_signal}"
+    elif p.exitcode == _UNGUARDED and not p.ready:
+        what = "launches the world again: put the launch under  if __name__ == '__main__':  in the script"
+    elif not p.ready:
+        what = f"exited with code {p.exitcode} while it was importing the main script (its own output says why)"
+    else:
+        what = f"exited with code {p.exitcode} (os._exit or sys.exit?)"
+    text = f'member "{p.name}" (pid {p.pid}, host {socket.gethostname()}) died: {what}'
+    if others:
+        text += f"\n(soon afterwards, probably because of it: {', '.join(others)})"
+    remote = report.traceback if report is not None else ""
+    if remote:
+        text += f"\n\nThe traceback of {p.name}:\n{remote}"
+    error = MemberDiedError(
+        text, name=p.name, pid=p.pid, exitcode=p.exitcode, signal=by_signal, traceback=remote.rstrip()
+    )
+    if report is not None and report.kind == "raised" and report.value:
+        # Not every exception can be loaded (a constructor with two arguments, say); its text is there in any case.
+        with contextlib.suppress(Exception):
+            cause = pickle.loads(report.value)
+            error.__cause__ = cause if isinstance(cause, BaseException) else None
+    return error
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+# --- the parent: end --------------------------------------------------------------------------------------------------
+
+
+def _alive(crew: Iterable[_Process]) -> list[_Process]:
+    return [p for p in crew if p.exitcode is None]
+
+
+def _end(crew: Sequence[_Process], *, patience: float, kill: bool = False) -> list[str]:
+    """End all: wait ``patience`` seconds, SIGTERM, SIGKILL; with ``kill``, SIGKILL at once. Names the ended ones."""
+    _wait_for_all(crew, patience)
+    stopped = _alive(crew)
+    if stopped and not kill:
+        for p in stopped:
+            p.process.terminate()
+        _wait_for_all(stopped, _TERM_TO_KILL)
+    for p in _alive(stopped):
+        p.process.kill()
+    _wait_for_all(stopped, 2.0)
+    return [p.name for p in stopped]
+
+
+def _wait_for_all(crew: Sequence[_Process], seconds: float) -> None:
+    """Keep reading meanwhile: a member that is writing its report to a full pipe could not end otherwise."""
+    horizon = time.monotonic() + seconds
+    while _alive(crew) and (left := horizon - time.monotonic()) > 0:
+        _step(crew, min(left, _POLL))
+
+
+def _hang_up(crew: Iterable[_Process]) -> None:
+    """Read no more. An interrupt may have fallen into the middle of a message: what follows it is not to be trusted."""
+    for p in crew:
+        if p.channel is not None:
+            p.channel.close()
+            p.channel = None
+
+
+def _close(crew: Iterable[_Process]) -> None:
+    """Give back what the processes hold here."""
+    for p in crew:
+        if p.exitcode is None:
+            log.error('member "%s" (pid %d) does not die, even of SIGKILL: it is stuck in the kernel', p.name, p.pid)
+            continue
+        p.process.join(1.0)
+        p.process.close()

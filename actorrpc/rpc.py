@@ -1,0 +1,202 @@
+"""The functions of `torch.distributed.rpc`, under its names."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from actorrpc import actor, rref
+from actorrpc.errors import NotAMemberError
+from actorrpc.options import UNSET_RPC_TIMEOUT, RpcBackendOptions
+from actorrpc.runtime.futures import Future
+from actorrpc.services.ids import EXECUTOR
+from actorrpc.session import Session, current, is_available, open_session, set_default
+from actorrpc.workers import WorkerInfo, info_of, resolve
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from actorrpc.rref import RRef
+    from actorrpc.workers import To
+
+
+def init_rpc(
+    name: str,
+    backend: Any = None,
+    rank: int = -1,
+    world_size: int | None = None,
+    rpc_backend_options: RpcBackendOptions | None = None,
+) -> None:
+    """Makes this process a worker, and waits until all workers of the world have joined.
+
+    Arguments:
+        name: the worker's name, unique in the world: letters, digits, `_`, `:`, `-`; fewer than 128.
+        backend: accepted for the sake of programs written for torch; there is one.
+        rank: this worker's number, from 0; default: RANK of the environment.
+        world_size: how many workers there will be; default: WORLD_SIZE of the environment.
+        rpc_backend_options: see RpcBackendOptions.
+
+    Raises:
+        ValueError: the name, rank or world size is not valid.
+        RendezvousError: the workers did not come together in time (it says who is missing), or do not fit together.
+        RuntimeError: this process is a worker already.
+    """
+    del backend
+    join(name, rank, world_size, rpc_backend_options or RpcBackendOptions())
+
+
+def join(
+    name: str, rank: int, world_size: int | None, options: RpcBackendOptions, role: str = "", index: int = 0
+) -> Session:
+    """`init_rpc`, with a role."""
+    if is_available():
+        raise RuntimeError(f"RPC is already initialized in this process, as {current().worker}; call shutdown first")
+    rank = rank if rank >= 0 else _environment("RANK", "rank")
+    world_size = world_size if world_size is not None else _environment("WORLD_SIZE", "world_size")
+    if not 0 <= rank < world_size:
+        raise ValueError(f"rank {rank} is outside of a world of {world_size}: ranks are 0 to world_size - 1")
+    session = open_session(name, rank, world_size, options, role, index)
+    install(session)
+    set_default(session)
+    return session
+
+
+def install(session: Session) -> None:
+    """Teaches a worker what this room knows and those below do not: references and actors."""
+    rref.install(session)
+    actor.install(session)
+
+
+def _environment(variable: str, argument: str) -> int:
+    try:
+        return int(os.environ[variable])
+    except KeyError:
+        raise ValueError(f"init_rpc needs {argument}=..., or {variable} in the environment") from None
+    except ValueError:
+        raise ValueError(f"{variable}={os.environ[variable]!r} in the environment is not a number") from None
+
+
+def shutdown(graceful: bool = True, timeout: float = 0) -> None:
+    """Ends this process's membership. Does nothing where there is none.
+
+    Arguments:
+        graceful: serve until all workers have called `shutdown` and all work is done, so that a server's program can
+            consist of nothing else. False: leave at once; others' calls to this worker fail.
+        timeout: seconds that a graceful shutdown may take; 0 (the default) without bound, but for lost workers.
+
+    Raises:
+        RendezvousError: time ran out; the worker is closed all the same.
+        WorkerLostError: rank 0 was lost, so that nobody can say when all is done; the worker is closed all the same.
+    """
+    if not is_available():
+        return
+    session = current()
+    try:
+        if graceful:
+            session.serve_out(timeout)
+            session.stop_actors()
+            session.close(2.0)
+        else:
+            session.leave()
+    finally:
+        session.close(0.2)
+        set_default(None)
+
+
+def get_worker_info(worker_name: str | None = None) -> WorkerInfo:
+    """Returns the WorkerInfo of a worker, or of this one.
+
+    Raises:
+        NotAMemberError: there is no worker of this name, or this process is in no world.
+    """
+    worker = current().worker
+    if worker_name is None:
+        return info_of(worker.record)
+    return info_of(worker.peers[resolve(worker, worker_name)].record)
+
+
+def rpc_sync(
+    to: To,
+    func: Callable[..., Any],
+    args: tuple[Any, ...] | list[Any] | None = None,
+    kwargs: dict[str, Any] | None = None,
+    timeout: float = UNSET_RPC_TIMEOUT,
+) -> Any:
+    """Calls a function on a worker, waits for it, and returns its result.
+
+    Arguments:
+        to: the worker's name, rank or WorkerInfo; it may be this one.
+        func: a function, builtin, class, bound method or lambda. Functions and classes go by name and must be importable
+            there; those of `__main__`, lambdas and local ones go by value where they must.
+        args, kwargs: its arguments. Tensors arrive as copies of equal value, shape and stride.
+        timeout: seconds; 0 for ever; below 0 (the default) the worker's own, 60 unless told otherwise.
+
+    Returns the function's result.
+
+    Raises:
+        RPCTimeoutError: time ran out; the function may or may not have run.
+        WorkerLostError: the callee died or left.
+        SerializationError, DeserializationError: an argument or the result cannot be written, or read on the other side.
+        NotAMemberError: there is no such worker, or this process is in no world.
+        BaseException: what the function raised, with its remote traceback as the cause.
+    """
+    worker = current().worker
+    return worker.wait_result(worker.request(resolve(worker, to), EXECUTOR, _body(func, args, kwargs), timeout, func))
+
+
+def rpc_async(
+    to: To,
+    func: Callable[..., Any],
+    args: tuple[Any, ...] | list[Any] | None = None,
+    kwargs: dict[str, Any] | None = None,
+    timeout: float = UNSET_RPC_TIMEOUT,
+) -> Future[Any]:
+    """Calls a function on a worker and returns a Future of its result at once. Arguments and errors: see `rpc_sync`;
+    what the call comes to is raised by `Future.wait`.
+
+    Tensors over 64 KiB are not copied before they leave: leave them unchanged until the future is done.
+    """
+    worker, body = current().worker, _body(func, args, kwargs)
+    number = resolve(worker, to)
+    return Future.of_call(worker, lambda then: worker.request(number, EXECUTOR, body, timeout, func, then=then))
+
+
+def remote(
+    to: To,
+    func: Callable[..., Any],
+    args: tuple[Any, ...] | list[Any] | None = None,
+    kwargs: dict[str, Any] | None = None,
+    timeout: float = UNSET_RPC_TIMEOUT,
+) -> RRef[Any]:
+    """Calls a function (often a class) on a worker, and returns a reference to its result, which stays there.
+
+    Arguments: see `rpc_sync`. What the call raises, and its timeout, are raised when the reference is next used.
+    """
+    session = current()
+    func, args, kwargs = _body(func, args, kwargs)
+    return rref.make(session, resolve(session.worker, to), func, args, kwargs, timeout)
+
+
+def _set_rpc_timeout(seconds: float) -> None:
+    """Sets what calls get that name no limit of their own, from now on."""
+    current().worker.timeout = float(seconds)
+
+
+def get_rpc_timeout() -> float:
+    """Returns the seconds that calls get that name no limit of their own; 0 for ever."""
+    return current().worker.timeout
+
+
+def _body(
+    func: Callable[..., Any], args: tuple[Any, ...] | list[Any] | None, kwargs: dict[str, Any] | None
+) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+    if not callable(func):
+        raise TypeError(f"func must be callable, not {func!r} of type {type(func).__name__}")
+    if not (args is None or isinstance(args, (tuple, list))):
+        raise TypeError(f"args must be a tuple, not {type(args).__name__}; for one argument write args=(x,)")
+    if not (kwargs is None or isinstance(kwargs, dict)):
+        raise TypeError(f"kwargs must be a dict, not {type(kwargs).__name__}")
+    return func, tuple(args) if args else (), kwargs or {}
+
+
+__all__ = ["NotAMemberError", "get_rpc_timeout", "get_worker_info", "init_rpc", "remote", "rpc_async", "rpc_sync", "shutdown"]

@@ -1,0 +1,110 @@
+"""How an actor stands in the worker: a cell takes the messages addressed to it and says what job they make."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from actorrpc.errors import ActorGoneError
+from actorrpc.runtime.crew import Job, Lane
+from actorrpc.runtime.handling import Handling
+from actorrpc.runtime.mailbox import Mailbox
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from actorrpc.runtime.mailbox import Turn
+    from actorrpc.runtime.message import Message
+    from actorrpc.runtime.worker import Worker
+
+
+class Cell(Protocol):
+    """Receives the messages of one actor."""
+
+    def accept(self, message: Message) -> Job | None:
+        """Takes a message in, in its order. Called under leadership: it neither blocks nor runs user code (TR1)."""
+
+    def run(self, message: Message) -> None:
+        """Handles a message and answers it, or keeps it to be answered later. An exception answers it, too."""
+
+
+class ServiceCell:
+    """The cell of a system actor: messages run side by side in a lane of the pool.
+
+    Arguments:
+        worker: where it lives.
+        lane: CONTROL for messages that must neither queue behind handlers nor block, else HANDLER.
+        handle: what to do with a message.
+    """
+
+    def __init__(self, worker: Worker, lane: Lane, handle: Callable[[Message], None]) -> None:
+        self._perform, self._lane, self.run = worker.perform, lane, handle
+
+    def accept(self, message: Message) -> Job | None:
+        message.cell = self
+        return Job(self._lane, self._perform, message)
+
+
+class MailboxCell:
+    """The cell of an actor with a mailbox.
+
+    Arguments:
+        worker: where it lives.
+        handle: what to do with a message.
+        what: the actor, in words, for errors.
+        concurrency: how many messages may be in progress at once; 0 holds them back until `open`.
+    """
+
+    def __init__(self, worker: Worker, handle: Callable[[Message], None], what: str, concurrency: int = 0) -> None:
+        self._worker, self.run, self._what = worker, handle, what
+        self.mailbox: Mailbox[Message] = Mailbox(concurrency)
+
+    def accept(self, message: Message) -> Job | None:
+        message.cell, message.mailbox = self, self.mailbox
+        turns = self.mailbox.put(message.number, message.chain, message)
+        if turns is None:
+            return Job(Lane.FREE, self._refuse, message)
+        if not turns:
+            return None
+        self.start(turns[1:])
+        return Job(Lane.HANDLER, self._perform, turns[0])
+
+    def open(self, concurrency: int) -> None:
+        """Lets messages in from now on."""
+        self.start(self.mailbox.open(concurrency))
+
+    def close(self) -> None:
+        """Answers what is queued, and all that comes later, with an error."""
+        for message in self.mailbox.close():
+            self._refuse(message)
+
+    def start(self, turns: Iterable[Turn[Message]]) -> None:
+        """Sends turns on their way: new ones to the pool, returning ones back to their threads."""
+        for turn in turns:
+            if turn.gate is not None:
+                gate, turn.gate = turn.gate, None
+                gate.open()
+            else:
+                self._worker.crew.submit(Job(Lane.HANDLER, self._perform, turn))
+
+    def enter(self) -> Handling:
+        """Begins the turn of the actor's `main` on the present thread; see `leave`."""
+        return Handling(self._worker, None, None, self.mailbox, self.mailbox.enter())
+
+    def leave(self, handling: Handling) -> None:
+        """Ends the turn of `main`."""
+        assert handling.turn is not None
+        self.start(self.mailbox.finish(handling.turn))
+
+    def _perform(self, turn: Turn[Message]) -> None:
+        message = turn.message
+        assert message is not None
+        message.turn = turn
+        try:
+            self._worker.perform(message)
+        finally:
+            turn.message = message.turn = None
+            del message
+            self.start(self.mailbox.finish(turn))
+
+    def _refuse(self, message: Message) -> None:
+        message.fail(ActorGoneError(f"{self._what} on {self._worker} takes no more messages: it has ended"))

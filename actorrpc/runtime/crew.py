@@ -1,0 +1,417 @@
+"""The threads of a worker: who receives, who runs handlers, who waits.
+
+One thread at a time *leads*: only it receives. THREAD RULES:
+- TR1: a leader only routes. It never runs a handler, loads a payload or calls back with leadership in hand, since the
+  thread may hold its user's locks and everybody else waits for it.
+- TR2: a thread of the pool that leads and receives a request puts leadership down and runs the request itself.
+- TR3: a caller leads while it waits, so that a tight loop of calls needs no hand-off. When it receives a request, it
+  gives the request to the pool and resigns: somebody who serves is better served by a leader from the pool.
+- TR4: leadership put down goes to a waiting caller, or lies free until a thread of the pool takes it up; if none does
+  within a tick, the keeper sends one. A tick is a millisecond, and the keeper does not sleep while leadership is free.
+- TR5: `limit` bounds handlers that run. One that waits through `wait` lends its place. Waits that nobody can see
+  (an Event, a lock, a collective) are known by the standstill: when jobs are queued and none has ended for 50 ms, the
+  limit grows.
+- TR6: control jobs run one after the other and never queue behind handlers. They must not block.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from actorrpc.runtime.completion import Waiter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from actorrpc.runtime.clock import Clock, Gate, Thread
+    from actorrpc.runtime.completion import Completion
+    from actorrpc.wire.envelope import Frame
+    from actorrpc.wire.transport import Transport
+
+TICK = 0.001
+_STANDSTILL = 0.05
+_IDLE_SECONDS = 10.0
+_SPARE_HANDS = 2
+_get_ident = threading.get_ident
+
+
+class Lane(IntEnum):
+    """How a job shares the pool."""
+
+    CONTROL = 0
+    """One at a time, before all others."""
+    FREE = 1
+    """As many as there are: what others may be waiting for without saying so."""
+    HANDLER = 2
+    """At most `limit` that run."""
+
+
+class Job(NamedTuple):
+    """Something for the pool to run; `run(argument)` must not raise."""
+
+    lane: Lane
+    run: Callable[[Any], None]
+    argument: Any
+
+
+class _Place(threading.local):
+    """Whether this thread holds one of the places for handlers."""
+
+    held = False
+
+
+class Crew:
+    """The threads of one worker.
+
+    Arguments:
+        name: the worker's name, for its threads' names.
+        transport: where messages come from.
+        clock: makes gates and threads.
+        route: takes a message's frames, under leadership; returns a job for it, or None.
+        limit: how many handlers may run at once.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        transport: Transport,
+        clock: Clock,
+        route: Callable[[Sequence[Frame]], Job | None],
+        limit: int,
+    ) -> None:
+        self._name, self._transport, self._clock, self._route = name, transport, clock, route
+        self._limit, self._extra, self._running, self._ended = limit, 0, 0, 0
+        self._handlers = 0
+        self._lead = threading.Lock()
+        self._turns = self._turns_seen = self._ended_seen = 0
+        self._stood_since = 0.0
+        self._pool_leads = self._asked = False
+        self._callers: deque[Waiter] = deque()
+        self._door = threading.Lock()
+        self._queues: tuple[deque[Job], deque[Job], deque[Job]] = (deque(), deque(), deque())
+        self._control_busy = False
+        self._idle: list[Gate] = []
+        self._threads: dict[int, Thread] = {}
+        self._made = 0
+        self._place = _Place()
+        self.stopping = False
+        self.active = False
+        """Whether the keeper must tick; `alarm` is called when it becomes True."""
+        self.alarm: Callable[[], None] = lambda: None
+
+    # -- waiting
+
+    def wait(self, what: Completion, deadline: float | None, waiter: Waiter, *, lead: bool = True) -> bool:
+        """Blocks until something is done.
+
+        Arguments:
+            what: what to wait for.
+            deadline: when to give up, on the clock; None for never.
+            waiter: a fresh one.
+            lead: whether this thread may receive while it waits; False for waits that last as long as the world.
+
+        Returns whether it is done.
+        """
+        waiter.wake = self._transport.wake
+        what.waiters.append(waiter)
+        if what.done and waiter.mailbox is not None and waiter.turn is not None:
+            waiter.mailbox.arrived(waiter.turn, what.number)  # it came before it could see this waiter
+        lent = self._place.held
+        if lent:
+            self._lend()
+        try:
+            return self._wait(what, deadline, waiter, lead)
+        finally:
+            waiter.over = True
+            if not self._lead.locked():
+                self._offer()  # it may have been offered to this thread, which no longer wants it
+            what.waiters.remove(waiter)
+            if lent:
+                with self._door:
+                    self._running += 1
+                self._place.held = True
+
+    def _wait(self, what: Completion, deadline: float | None, waiter: Waiter, lead: bool) -> bool:
+        now, timeout = self._clock.now, None
+        while not what.done:
+            if deadline is not None:
+                timeout = deadline - now()
+                if timeout <= 0:
+                    return False
+            if self.stopping:
+                lead = False
+            if lead and not waiter.resigned and self._lead.acquire(False):
+                self._turns += 1
+                waiter.leading = _get_ident()
+                try:
+                    self._lead_for(what, waiter, deadline)
+                finally:
+                    waiter.leading = 0
+                    self._put_down()
+            else:
+                if lead and not waiter.resigned:
+                    if not waiter.listed:
+                        waiter.listed = True
+                        self._callers.append(waiter)
+                    if self._pool_leads and not self._asked:
+                        self._asked = True
+                        self._transport.wake()
+                    if what.done or not self._lead.locked():
+                        continue
+                waiter.gate.wait(timeout)
+        return True
+
+    def done(self, what: Completion, number: int) -> None:
+        """Marks something as done, and wakes those who wait for it."""
+        what.number = number
+        what.done = True
+        if what.waiters:
+            for waiter in list(what.waiters):
+                if waiter.mailbox is not None and waiter.turn is not None:
+                    waiter.mailbox.arrived(waiter.turn, number)
+                leading = waiter.leading
+                if not leading:
+                    waiter.gate.open()
+                elif leading != _get_ident():
+                    self._transport.wake()
+
+    # -- leading
+
+    def _lead_for(self, what: Completion, waiter: Waiter, deadline: float | None) -> None:
+        receive, route, now, timeout = self._transport.receive, self._route, self._clock.now, None
+        while not what.done and not self.stopping:
+            if deadline is not None:
+                timeout = deadline - now()
+                if timeout <= 0:
+                    return
+            frames = receive(timeout)
+            if frames is not None:
+                job = route(frames)
+                if job is not None and self.submit(job):
+                    waiter.resigned = True
+                    return
+
+    def _lead_for_pool(self) -> Job | None:
+        """Receives until there is a job that may run at once; returns it with its place taken."""
+        receive, route = self._transport.receive, self._route
+        while not self._asked and not self.stopping:
+            frames = receive(None)
+            if frames is None:
+                continue
+            job = route(frames)
+            if job is not None:
+                with self._door:
+                    if self._claim(job.lane):
+                        return job
+                    self._queues[job.lane].append(job)
+        return None
+
+    def _put_down(self) -> None:
+        self._lead.release()
+        self._offer()
+
+    def _offer(self) -> None:
+        """Sees to it that free leadership is taken up: by a waiting caller, else by the keeper's care."""
+        callers = self._callers
+        while callers:
+            try:
+                waiter = callers.popleft()
+            except IndexError:
+                break
+            waiter.listed = False
+            if not waiter.over:
+                waiter.gate.open()
+                return
+        self.wake_keeper()
+
+    # -- the pool
+
+    def submit(self, job: Job) -> bool:
+        """Queues a job. Returns whether a thread was sent to run it; if not, one that is busy will."""
+        with self._door:
+            lane = job.lane
+            self._queues[lane].append(job)
+            if not self._free(lane):
+                self.wake_keeper()
+                return False
+            gate = self._hand()
+        if gate is not None:
+            gate.open()
+        return True
+
+    def _free(self, lane: Lane) -> bool:
+        if lane is Lane.HANDLER:
+            return self._running < self._limit + self._extra
+        return lane is Lane.FREE or not self._control_busy
+
+    def _claim(self, lane: Lane) -> bool:
+        if not self._free(lane):
+            return False
+        if lane is Lane.HANDLER:
+            self._running += 1
+            self._handlers += 1
+        elif lane is Lane.CONTROL:
+            self._control_busy = True
+        return True
+
+    def _hand(self) -> Gate | None:
+        """Finds an idle thread, whose gate is to be opened, or starts one. Under the door."""
+        if self._idle:
+            return self._idle.pop()
+        if not self.stopping:
+            self._made += 1
+            number = self._made
+            self._threads[number] = self._clock.start(lambda: self._work(number), f"{self._name}-hand-{number}")
+        return None
+
+    def wake_keeper(self) -> None:
+        """Has the keeper tick for a while."""
+        if not self.active:
+            self.active = True
+            self.alarm()
+
+    def _take(self) -> Job | None:
+        with self._door:
+            for lane in Lane:
+                if self._queues[lane] and self._claim(lane):
+                    return self._queues[lane].popleft()
+        return None
+
+    def _work(self, number: int) -> None:
+        gate = self._clock.gate()
+        while not self.stopping:
+            job = self._take()
+            if job is None and self._lead.acquire(False):
+                self._turns += 1
+                self._pool_leads = True
+                try:
+                    job = self._lead_for_pool()
+                finally:
+                    self._pool_leads = False
+                    asked, self._asked = self._asked, False
+                    self._put_down()
+                if job is None and not asked:
+                    continue
+            if job is not None:
+                self._run(job)
+                continue
+            with self._door:
+                if any(self._queues[lane] and self._free(lane) for lane in Lane):
+                    continue
+                if self.stopping:
+                    break
+                self._idle.append(gate)
+            if not gate.wait(_IDLE_SECONDS):
+                with self._door:
+                    if gate in self._idle:
+                        self._idle.remove(gate)
+                        if len(self._idle) >= _SPARE_HANDS:
+                            break
+        with self._door:
+            self._threads.pop(number, None)
+
+    def _run(self, job: Job) -> None:
+        lane, run, argument = job
+        del job
+        if lane is Lane.HANDLER:
+            self._place.held = True
+        try:
+            run(argument)
+        finally:
+            del argument
+            with self._door:
+                self._ended += 1
+                if lane is Lane.HANDLER:
+                    self._place.held = False
+                    self._running -= 1
+                    self._handlers -= 1
+                elif lane is Lane.CONTROL:
+                    self._control_busy = False
+
+    def _lend(self) -> None:
+        gate = None
+        self._place.held = False
+        with self._door:
+            self._running -= 1
+            if self._queues[Lane.HANDLER]:
+                gate = self._hand()
+        if gate is not None:
+            gate.open()
+
+    # -- the keeper's part
+
+    def tick(self, now: float) -> bool:
+        """Looks after free leadership and standstill. Returns whether it must be called again in a TICK."""
+        gates: list[Gate | None] = []
+        busy = False
+        with self._door:
+            if not self._lead.locked():
+                busy = True
+                if self._turns == self._turns_seen:
+                    gates.append(self._hand())
+            if self._turns != self._turns_seen:
+                busy = True
+                self._turns_seen = self._turns
+            if not self._queues[Lane.HANDLER]:
+                self._extra = 0
+                self._stood_since = now
+            else:
+                busy = True
+                if self._ended != self._ended_seen:
+                    self._ended_seen = self._ended
+                    self._stood_since = now
+                elif now - self._stood_since >= _STANDSTILL:
+                    self._stood_since = now
+                    more = max(1, self._extra)
+                    self._extra += more
+                    gates += [self._hand() for _ in range(min(more, len(self._queues[Lane.HANDLER])))]
+        for gate in gates:
+            if gate is not None:
+                gate.open()
+        return busy
+
+    @property
+    def pool_leads(self) -> bool:
+        """Whether the leader, if any, is a thread of the pool."""
+        return self._pool_leads
+
+    @property
+    def needs_keeper(self) -> bool:
+        """Whether leadership is free or handlers are queued."""
+        return not self._lead.locked() or bool(self._queues[Lane.HANDLER])
+
+    @property
+    def quiet(self) -> bool:
+        """Whether no handler runs, waits or is queued."""
+        return not (self._handlers or self._queues[Lane.HANDLER] or self._queues[Lane.FREE])
+
+    def statistics(self) -> dict[str, int]:
+        """Returns counts: threads, running handlers, queued jobs, jobs ended."""
+        return {
+            "threads": len(self._threads),
+            "running": self._running,
+            "queued": sum(map(len, self._queues)),
+            "ended": self._ended,
+        }
+
+    def stop(self, timeout: float) -> bool:
+        """Ends the threads. Returns whether all of them ended within `timeout` seconds; handlers that run may not."""
+        with self._door:
+            self.stopping = True
+            idle, self._idle = self._idle, []
+            threads = list(self._threads.values())
+        for gate in idle:
+            gate.open()
+        self._transport.wake()
+        end = self._clock.now() + timeout
+        for thread in threads:
+            while thread.is_alive():
+                left = end - self._clock.now()
+                if left <= 0:
+                    return False
+                self._transport.wake()  # again and again: the first one may have met a leader who was not yet waiting
+                thread.join(min(left, 0.05))
+        return True

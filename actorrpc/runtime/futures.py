@@ -1,0 +1,274 @@
+"""The future: a `torch.futures.Future` that can also be waited for with a bound, and interrupted.
+
+A plain subclass would not do. `then` of torch's class gives back torch's class, its `wait` cannot be interrupted nor lend
+a handler's place, and completing it runs callbacks on the thread that completes. Here the state lives in a `Completion`;
+torch's own part is filled in afterwards (`_publish`), for `torch.futures.wait_all` and `collect_all`, which look at it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import torch
+
+from actorrpc.errors import RPCTimeoutError
+from actorrpc.runtime.clock import LockGate
+from actorrpc.runtime.completion import Call, Completion, Waiter, describe
+from actorrpc.runtime.crew import Job, Lane
+from actorrpc.runtime.handling import here
+from actorrpc.wire.exposed import exposed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from actorrpc.runtime.worker import Worker
+
+log = logging.getLogger("actorrpc")
+T = TypeVar("T")
+S = TypeVar("S")
+_Base: Any = torch.futures.Future
+
+
+class Future(torch.futures.Future, Generic[T]):  # type: ignore[type-arg]
+    """The result of something that is under way.
+
+    Arguments:
+        devices: as in `torch.futures.Future`; devices whose streams are synchronised. None on a CPU.
+
+    A future of the user's own is completed with `set_result` or `set_exception`; one that `rpc_async` returned completes
+    itself. Callbacks run on a thread of the pool, or at once on the calling thread where the future is done already.
+    """
+
+    def __init__(self, *, devices: list[int | str | torch.device] | None = None) -> None:
+        super().__init__(devices=devices)
+        self._prepare(None)
+
+    def _prepare(self, worker: Worker | None) -> None:
+        self._worker = worker
+        self._core: Completion = Completion()
+        self._door = threading.Lock()
+        self._settled = self._published = False
+        self._value: Any = None
+        self._error: BaseException | None = None
+        self._callbacks: list[Callable[[Future[T]], None]] = []
+
+    @classmethod
+    def _of(cls, worker: Worker) -> Future[Any]:
+        future = cls.__new__(cls)
+        _Base.__init__(future, devices=None)
+        future._prepare(worker)
+        return future
+
+    @classmethod
+    def of_call(cls, worker: Worker, send: Callable[[Callable[[Call], None]], Call]) -> Future[Any]:
+        """Makes the future of a call; `send` sends it, given what to call when it is answered and nobody waits."""
+        future = cls._of(worker)
+        future._core = send(future._finish)
+        return future
+
+    # -- reading
+
+    def done(self) -> bool:
+        """Returns whether a result or an error is there."""
+        return self._core.done
+
+    def wait(self, timeout: float = -1.0) -> T:
+        """Waits for the result.
+
+        Arguments:
+            timeout: seconds, counted from now; 0 for ever, below 0 (the default) for the call's own limit alone.
+                Where the call has a limit, the earlier of the two holds.
+
+        Returns the result.
+
+        Raises:
+            RPCTimeoutError: time ran out. After the call's own limit the future is completed with this error; after
+                `timeout` it goes on, and may be waited for again.
+            BaseException: what the call, or the callback, raised.
+        """
+        if not self._settled:
+            self._await(timeout)
+            self._settle()
+        if self._error is not None:
+            raise self._error
+        value: T = self._value
+        return value
+
+    def _await(self, timeout: float) -> None:
+        core = self._core
+        worker = self._worker
+        handling = here.handling
+        if worker is None and handling is not None:
+            worker = handling.worker
+        now = worker.clock.now if worker is not None else None
+        limit = core.deadline if isinstance(core, Call) else None
+        if worker is None or now is None:
+            if not core.done and not _wait_alone(core, self._door, timeout if timeout > 0 else None):
+                raise self._too_late(timeout)
+            return
+        own = now() + timeout if timeout > 0 else None
+        deadline = limit if own is None else own if limit is None else min(own, limit)
+        if worker.wait(core, deadline):
+            return
+        if isinstance(core, Call) and deadline == limit:
+            worker.expire(core)
+        elif not core.done:
+            raise self._too_late(timeout)
+
+    def _too_late(self, timeout: float) -> RPCTimeoutError:
+        core = self._core
+        what = describe(core.what) if isinstance(core, Call) else "a future that was not completed"
+        return RPCTimeoutError(f"waited {timeout:g} s for {what}; it is still under way")
+
+    def value(self) -> T:
+        """Returns the result of a future that is done.
+
+        Raises:
+            RuntimeError: it is not done.
+            BaseException: what the call, or the callback, raised.
+        """
+        if not self._core.done:
+            raise RuntimeError("the future has no value yet; wait() for it")
+        return self.wait()
+
+    # -- completing
+
+    def set_result(self, result: T) -> None:
+        """Completes the future with a result.
+
+        Raises:
+            RuntimeError: it is done already, or it is the future of a call.
+        """
+        self._complete(result, None)
+
+    def set_exception(self, result: BaseException) -> None:  # type: ignore[override]
+        """Completes the future with an exception, which `wait` raises. Raises as `set_result` does."""
+        if not isinstance(result, BaseException):
+            raise AssertionError(f"{result!r} is of type {type(result).__name__}, not an Exception.")
+        self._complete(None, result)
+
+    def _complete(self, value: Any, error: BaseException | None) -> None:
+        core = self._core
+        if isinstance(core, Call):
+            raise RuntimeError("this future belongs to a call; the call's answer completes it")
+        with self._door:
+            if self._settled:
+                raise RuntimeError("the future is done already; it can be completed only once")
+            self._value, self._error, self._settled = value, error, True
+            callbacks, self._callbacks = self._callbacks, []
+        self._mark(core)
+        self._publish()
+        for callback in callbacks:
+            self._call(callback)
+
+    def _mark(self, core: Completion) -> None:
+        """Marks a future of the user's own as done, for waiters of whichever worker."""
+        if self._worker is not None:
+            self._worker.complete(core)
+            return
+        handling = here.handling
+        if handling is not None:
+            handling.worker.complete(core)
+            return
+        with self._door:
+            core.done = True
+            waiters = list(core.waiters)
+        for waiter in waiters:
+            if waiter.mailbox is not None and waiter.turn is not None:
+                waiter.mailbox.arrived(waiter.turn, 0)
+            waiter.gate.open()
+            if waiter.leading and waiter.wake is not None:
+                waiter.wake()
+
+    def _settle(self) -> None:
+        """Reads the call's answer, once; several threads may ask."""
+        with self._door:
+            if self._settled:
+                return
+            core, worker = self._core, self._worker
+            assert isinstance(core, Call) and worker is not None
+            try:
+                self._value = worker.result(core)
+            except BaseException as e:
+                self._error = e
+            core.then = None
+            self._settled = True
+            callbacks, self._callbacks = self._callbacks, []
+        worker.publish_soon(self)
+        for callback in callbacks:  # not on this thread: it may hold locks that the callback wants
+            worker.crew.submit(Job(Lane.FREE, self._call, callback))
+
+    def _finish(self, call: Call) -> None:
+        """Reads the answer and runs what hangs on it, on a thread of the pool."""
+        self._core = call  # the answer may come before `of_call` has the call in hand
+        self._settle()
+        self._publish()
+
+    def _publish(self) -> None:
+        """Fills in torch's own part of the future."""
+        with self._door:
+            if self._published or not self._settled:
+                return
+            self._published = True
+        if self._error is None:
+            _Base.set_result(self, self._value)
+        else:
+            _Base.set_exception(self, self._error)
+
+    # -- callbacks
+
+    def add_done_callback(self, callback: Callable[[Future[T]], None]) -> None:  # type: ignore[override]
+        """Has `callback(future)` called when the future is done, at once if it is. What it raises goes to the log."""
+        with self._door:
+            if not self._settled:
+                self._callbacks.append(callback)
+                core, worker = self._core, self._worker
+                late = core.done and worker is not None
+            else:
+                late = False
+                core = worker = None
+        if core is None:
+            self._call(callback)
+        elif late and worker is not None:
+            worker.crew.submit(Job(Lane.FREE, self._finish, core))
+        elif isinstance(core, Call):
+            core.urgent = True
+            if core.done and worker is not None:  # it came before it could see that this is urgent
+                worker.crew.submit(Job(Lane.FREE, self._finish, core))
+
+    def then(self, callback: Callable[[Future[T]], S]) -> Future[S]:  # type: ignore[override]
+        """Returns the future of `callback(self)`, which is called when this future is done, also with an error."""
+        child: Future[S] = Future._of(self._worker) if self._worker is not None else Future()
+
+        def run(_: Future[T]) -> None:
+            try:
+                value = callback(self)
+            except BaseException as e:
+                child.set_exception(e)
+            else:
+                child.set_result(value)
+
+        self.add_done_callback(run)
+        return child
+
+    @exposed
+    def _call(self, callback: Callable[[Future[T]], None]) -> None:
+        try:
+            callback(self)
+        except Exception:
+            log.exception("a callback of a future failed")
+
+
+@exposed
+def _wait_alone(core: Completion, door: threading.Lock, timeout: float | None) -> bool:
+    """Waits outside any worker: on a gate alone."""
+    gate = LockGate()
+    waiter = Waiter(gate)
+    with door:
+        if core.done:
+            return True
+        core.waiters.append(waiter)
+    gate.wait(timeout)
+    return core.done

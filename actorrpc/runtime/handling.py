@@ -1,0 +1,51 @@
+"""What a thread is doing on behalf of a message, kept per thread."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from actorrpc.runtime.mailbox import Mailbox, Turn
+    from actorrpc.runtime.message import Message
+    from actorrpc.runtime.worker import Worker
+
+
+class Handling:
+    """The circumstances under which code runs.
+
+    Attributes:
+        worker: the worker that runs it.
+        message: what is being handled; None in an actor's `main`.
+        chain: the call chain that calls made here belong to; None: each call begins one.
+        mailbox, turn: the place in an actor's mailbox that waits give up for a while; None outside actors.
+    """
+
+    __slots__ = ("chain", "mailbox", "message", "turn", "worker")
+
+    def __init__(
+        self,
+        worker: Worker,
+        message: Message | None,
+        chain: int | None,
+        mailbox: Mailbox[Message] | None = None,
+        turn: Turn[Message] | None = None,
+    ) -> None:
+        self.worker = worker
+        self.message = message
+        self.chain = chain
+        self.mailbox = mailbox
+        self.turn = turn
+
+
+class _Here(threading.local):
+    handling: Handling | None = None
+
+
+here = _Here()
+"""`here.handling`: what the present thread is doing; None in threads of the user's own."""
+
+
+def current() -> Any:
+    """Returns the present thread's `Handling`, or None."""
+    return here.handling

@@ -1,0 +1,178 @@
+"""The keeper: the one thread that looks after time. Deadlines, free leadership, standstill, dead peers, finalizers."""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from actorrpc.runtime.crew import TICK, Job, Lane
+from actorrpc.runtime.peers import Standing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from actorrpc.runtime.clock import Thread
+    from actorrpc.runtime.peers import Peer
+    from actorrpc.runtime.worker import Worker
+
+log = logging.getLogger("actorrpc")
+_FOREVER = float("inf")
+_QUIET_TICKS = 20
+_WATCH_SECONDS = 0.2
+
+
+class Keeper:
+    """Looks after a worker's time.
+
+    Arguments:
+        worker: whose.
+    """
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._gate = worker.clock.gate()
+        self._thread: Thread | None = None
+        self._stopping = False
+        self.due = _FOREVER
+        """When the next deadline is looked at; calls with an earlier one say so through `schedule`."""
+        self._timers: list[tuple[float, Callable[[], None]]] = []
+        self.dropped: deque[Any] = deque()
+        """What finalizers leave here, without a lock; `bury` is called for it in the control lane."""
+        self.bury: Callable[[], None] | None = None
+        self._pidfds: dict[int, int] = {}
+        self._poll = select.poll() if hasattr(select, "poll") else None
+
+    def start(self) -> None:
+        """Starts to look."""
+        self._worker.crew.alarm = self._gate.open
+        self._worker.crew.active = True
+        self._thread = self._worker.clock.start(self._run, f"{self._worker.record.name}-keeper")
+
+    def schedule(self, deadline: float) -> None:
+        """Says that something falls due earlier than was known."""
+        self.due = min(self.due, deadline)
+        self._gate.open()
+
+    def after(self, seconds: float, run: Callable[[], None]) -> None:
+        """Runs something short in the control lane, some seconds from now."""
+        at = self._worker.clock.now() + seconds
+        self._timers.append((at, run))
+        self.schedule(at)
+
+    def drop(self, what: Any) -> None:
+        """Takes something from a finalizer: appends and opens a gate, neither of which takes a lock."""
+        first = not self.dropped
+        self.dropped.append(what)
+        if first:
+            self._gate.open()
+
+    def watch(self, peer: Peer) -> None:
+        """Watches the process of a peer on this host, so that its death is known at once.
+
+        A closed connection would not tell: a child that the peer forked keeps it open.
+        """
+        record = peer.record
+        mine = self._worker.record
+        if not hasattr(os, "pidfd_open") or self._poll is None or record.boot != mine.boot or record.pid == mine.pid:
+            return
+        if record.id in self._pidfds:
+            return
+        try:
+            fd = os.pidfd_open(record.pid)
+        except OSError:
+            self._worker.lose(record.id, f"its process {record.pid} does not exist")
+            return
+        self._pidfds[record.id] = fd
+        self._poll.register(fd, select.POLLIN)
+        self._gate.open()
+
+    def unwatch(self, number: int) -> None:
+        """Stops watching a peer."""
+        fd = self._pidfds.pop(number, None)
+        if fd is not None and self._poll is not None:
+            self._poll.unregister(fd)
+            os.close(fd)
+
+    def stop(self) -> None:
+        """Ends the thread."""
+        self._stopping = True
+        self._gate.open()
+        if self._thread is not None:
+            self._thread.join(2.0)
+        for number in list(self._pidfds):
+            self.unwatch(number)
+
+    def _run(self) -> None:
+        worker, crew, now, quiet = self._worker, self._worker.crew, self._worker.clock.now, 0
+        looked = now()
+        while not self._stopping:
+            time = now()
+            if time >= self.due:
+                self._expire(time)
+            if self.dropped and self.bury is not None:
+                crew.submit(Job(Lane.CONTROL, self._bury, None))
+            if self._pidfds and time - looked >= _WATCH_SECONDS:
+                looked = time
+                self._look()
+            worker.settle_soon()
+            quiet = 0 if crew.tick(time) else quiet + 1
+            if quiet < _QUIET_TICKS:
+                self._gate.wait(TICK)
+                continue
+            crew.active = False
+            if crew.needs_keeper or worker.loose_ends:  # somebody put leadership down, or queued, before the line above
+                crew.active = True
+                quiet = 0
+                continue
+            self._gate.wait(self._pause(now()))
+            crew.active = True
+            quiet = _QUIET_TICKS - 2
+
+    def _pause(self, time: float) -> float | None:
+        pause = self.due - time
+        if self._pidfds:
+            pause = min(pause, _WATCH_SECONDS)
+        return None if pause == _FOREVER else max(0.0, pause)
+
+    def _bury(self, _: object) -> None:
+        if self.bury is not None:
+            self.bury()
+
+    def _expire(self, time: float) -> None:
+        worker, due = self._worker, _FOREVER
+        self.due = _FOREVER
+        timers, self._timers = self._timers, []
+        for at, run in timers:
+            if at <= time:
+                worker.crew.submit(Job(Lane.CONTROL, _call, run))
+            else:
+                self._timers.append((at, run))
+                due = min(due, at)
+        for call in list(worker.pending.values()):
+            if call.deadline is None:
+                continue
+            if call.deadline <= time:
+                worker.give_up(call)
+            else:
+                due = min(due, call.deadline)
+        self.due = min(self.due, due)
+
+    def _look(self) -> None:
+        assert self._poll is not None
+        ended = {fd for fd, _ in self._poll.poll(0)}
+        for number, fd in list(self._pidfds.items()):
+            if fd in ended:
+                self.unwatch(number)
+                peer = self._worker.peers.get(number)
+                if peer is not None and peer.standing is Standing.MEMBER:
+                    self._worker.lose(number, f"its process {peer.record.pid} has ended")
+
+
+def _call(run: Callable[[], None]) -> None:
+    try:
+        run()
+    except Exception:
+        log.exception("a timer failed")

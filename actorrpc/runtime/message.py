@@ -1,0 +1,128 @@
+"""A request or tell on its way through the callee."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from actorrpc.wire.envelope import HEADER_SIZE, Flag, Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from actorrpc.runtime.cells import Cell
+    from actorrpc.runtime.mailbox import Mailbox, Turn
+    from actorrpc.runtime.worker import Worker
+    from actorrpc.wire.envelope import Frame
+
+
+class Parcel:
+    """What a reducer may know of the message that is being written or read (`wire.codec.writing`, `reading`).
+
+    Attributes:
+        worker: whose message it is.
+        peer: the worker id of the other end.
+        refs: what the references in it noted down, for the case that it is never read; None without any.
+        undo: called with `refs` when the writing starts anew.
+    """
+
+    __slots__ = ("peer", "refs", "undo", "worker")
+
+    def __init__(self, worker: Worker, peer: int) -> None:
+        self.worker = worker
+        self.peer = peer
+        self.refs: list[Any] | None = None
+        self.undo: Any = None
+
+    def restart(self) -> None:
+        """Forgets what was noted: the message is written a second time, by other means."""
+        refs, self.refs = self.refs, None
+        if refs and self.undo is not None:
+            self.undo(refs)
+
+
+class Message:
+    """One request or tell, with everything its handler needs to answer it.
+
+    Attributes:
+        worker: the worker that received it.
+        flags: bits of `Flag`.
+        caller: the sender's worker id.
+        call: the sender's number of the call.
+        number: its place among all that reached this worker.
+        chain: its call chain.
+        context: the autograd context that it was sent in, or -1.
+        deadline: when the caller gives up, on this worker's clock; None for never.
+        creator, local: the target's id.
+        wants_answer: whether it is a request.
+        cell: what handles it.
+        kept: the place of a result that stays here (`Flag.KEEP`).
+        mailbox, turn: its place in an actor's mailbox while it runs.
+    """
+
+    __slots__ = (
+        "answered", "call", "caller", "cell", "chain", "context", "creator", "deadline", "flags", "frames", "kept", "local", "mailbox",
+        "number", "turn", "wants_answer", "worker",
+    )  # fmt: skip
+
+    cell: Cell
+
+    def __init__(
+        self,
+        worker: Worker,
+        kind: int,
+        flags: int,
+        caller: int,
+        call: int,
+        creator: int,
+        local: int,
+        chain: int,
+        context: int,
+        deadline: float | None,
+        number: int,
+        frames: Sequence[Frame],
+    ) -> None:
+        self.worker = worker
+        self.flags = flags
+        self.caller = caller
+        self.call = call
+        self.creator = creator
+        self.local = local
+        self.chain = chain
+        self.context = context
+        self.deadline = deadline
+        self.number = number
+        self.frames: Sequence[Frame] = frames
+        self.wants_answer = kind == Kind.REQUEST
+        self.answered = False
+        self.kept: object = None
+        self.mailbox: Mailbox[Message] | None = None
+        self.turn: Turn[Message] | None = None
+
+    def load(self) -> Any:
+        """Reads the payload and lets go of its bytes.
+
+        Raises:
+            DeserializationError: it cannot be read here.
+        """
+        frames, self.frames = self.frames, ()
+        first = frames[0]
+        assert isinstance(first, (bytes, bytearray, memoryview))
+        payload = [memoryview(first)[HEADER_SIZE:], *frames[1:]]
+        return self.worker.codec.loads(payload, Parcel(self.worker, self.caller))
+
+    def reply(self, value: object) -> None:
+        """Answers with a value; with an error where it cannot be written. Tells are not answered."""
+        if self.wants_answer and not self.answered:
+            self.answered = True
+            self.worker.answer(self, value)
+
+    def fail(self, error: BaseException, flags: int = 0) -> None:
+        """Answers with an error; the error of a tell goes to the log."""
+        if not self.answered:
+            self.answered = True
+            self.worker.answer_error(self, error, flags)
+
+    @property
+    def holds_refs(self) -> bool:
+        """Whether references travel in the payload."""
+        return bool(self.frames) and bool(self.flags & Flag.REFS)

@@ -1,0 +1,79 @@
+"""Who is in the world: the worker records that the directory hands out, and how each stands with this worker."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import asdict, dataclass
+from enum import Enum
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Record:
+    """What the world knows of a worker.
+
+    Attributes:
+        id: its number in the world; equal to its rank in a world of fixed size.
+        name: its name, unique in the world.
+        incarnation: drawn anew at every start.
+        endpoints: where it listens, best first.
+        host, boot: the host's name, and an id of its present boot, by which workers of one host know each other.
+        pid: its process id there.
+        role, index: what it is in a world that was launched by roles; "" and 0 elsewhere.
+    """
+
+    id: int
+    name: str
+    incarnation: int
+    endpoints: tuple[str, ...]
+    host: str
+    boot: str
+    pid: int
+    role: str = ""
+    index: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns it as plain data."""
+        return asdict(self)
+
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> Record:
+        """Reads what `to_json` wrote."""
+        return Record(**{**data, "endpoints": tuple(data["endpoints"])})
+
+    def __str__(self) -> str:
+        return f'worker "{self.name}" (rank {self.id}, host {self.host}, pid {self.pid})'
+
+
+class Standing(Enum):
+    """How a peer stands with this worker."""
+
+    MEMBER = "member"
+    LEFT = "left"
+    """It said goodbye."""
+    LOST = "lost"
+    """It was found dead or silent; final for this incarnation."""
+
+
+class Peer:
+    """A worker as seen from here.
+
+    Attributes:
+        record: what the world knows of it.
+        standing: whether it still counts as a member.
+        reason: why it does not.
+        lock: taken to number and send one message (ZQ4, and so that numbers leave in order).
+        sent: how many messages went to it.
+        seen: how many came from it.
+        dialled: whether the way to it was opened.
+    """
+
+    __slots__ = ("dialled", "lock", "reason", "record", "seen", "sent", "standing")
+
+    def __init__(self, record: Record) -> None:
+        self.record = record
+        self.standing = Standing.MEMBER
+        self.reason = ""
+        self.lock = threading.Lock()
+        self.sent = self.seen = 0
+        self.dialled = False

@@ -1,0 +1,1 @@
+"""The system actors and what they need: rendezvous, directory, executor, objects."""

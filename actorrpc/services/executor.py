@@ -1,0 +1,84 @@
+"""The executor: runs functions for others. `rpc_sync` and `rpc_async` send to it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from actorrpc.runtime.cells import ServiceCell
+from actorrpc.runtime.crew import Lane
+from actorrpc.services.ids import EXECUTOR
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from actorrpc.runtime.message import Message
+    from actorrpc.runtime.worker import Worker
+
+ASYNC_MARK = "_wrapped_async_rpc_function"
+"""The attribute by which `functions.async_execution` marks a function; torch's own name, so that its marks count too."""
+
+
+def install(worker: Worker) -> None:
+    """Gives a worker its executor."""
+    worker.cells[EXECUTOR] = ServiceCell(worker, Lane.HANDLER, _execute)
+
+
+def _execute(message: Message) -> None:
+    function, args, kwargs = message.load()
+    invoke(message, function, args, kwargs, message.reply)
+
+
+def invoke(
+    message: Message,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    give: Callable[[Any], None],
+    mark: object = None,
+) -> None:
+    """Calls a function and gives its result, or, where it is marked as asynchronous, later its future's.
+
+    Arguments:
+        message: what asks for it; an error of the future answers it.
+        function, args, kwargs: what to call.
+        give: takes the result.
+        mark: what bears the mark, where that is not the function.
+
+    Raises:
+        TypeError: a function marked as asynchronous returned something else than a Future.
+        BaseException: what the function raised.
+    """
+    mark = function if mark is None else mark
+    if is_async(mark):
+        _deliver(message, mark, function(*args, **kwargs), give)
+    else:
+        give(function(*args, **kwargs))
+
+
+def is_async(function: object) -> bool:
+    """Returns whether a function, or what a bound or class method is made of, is marked as asynchronous."""
+    return hasattr(function, ASYNC_MARK) or hasattr(getattr(function, "__func__", None), ASYNC_MARK)
+
+
+def _deliver(message: Message, function: object, future: object, give: Callable[[Any], None]) -> None:
+    if not isinstance(future, torch.futures.Future):
+        name = getattr(function, "__qualname__", repr(function))
+        raise TypeError(
+            f"functions decorated with @rpc.functions.async_execution must return a torch.futures.Future object, "
+            f"but {name} returned {type(future).__name__}"
+        )
+
+    def ready(done: torch.futures.Future[Any]) -> None:
+        try:
+            value = done.wait()
+        except BaseException as e:
+            kept = message.kept
+            if kept is not None:
+                kept.fill(None, e)  # type: ignore[attr-defined]
+            message.fail(e)
+        else:
+            give(value)
+
+    future.add_done_callback(ready)

@@ -1,0 +1,17 @@
+"""The names of the system actors, the same on every worker."""
+
+from __future__ import annotations
+
+from actorrpc.wire.envelope import ActorId
+
+SYSTEM = 0xFFFFFFFE
+"""The creator in names that are the same everywhere."""
+
+DIRECTORY = ActorId(SYSTEM, 1)
+EXECUTOR = ActorId(SYSTEM, 2)
+CREATOR = ActorId(SYSTEM, 3)
+OBJECTS = ActorId(SYSTEM, 4)
+MEMBER = ActorId(SYSTEM, 5)
+"""Takes the directory's announcements."""
+ROOT = ActorId(SYSTEM, 16)
+"""The actor of a worker that was launched in a role."""

@@ -1,0 +1,500 @@
+"""The objects service: what references refer to, and the counting of who holds them."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import logging
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from actorrpc.errors import ActorGoneError, ActorRPCError, UnknownNameError
+from actorrpc.runtime.cells import ServiceCell
+from actorrpc.runtime.completion import Completion
+from actorrpc.runtime.crew import Job, Lane
+from actorrpc.services.executor import invoke
+from actorrpc.services.forks import OwnerForks, UserForks
+from actorrpc.services.ids import CREATOR, OBJECTS, ROOT
+from actorrpc.wire.envelope import Flag
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from actorrpc.runtime.cells import MailboxCell
+    from actorrpc.runtime.completion import Call
+    from actorrpc.runtime.message import Message, Parcel
+    from actorrpc.runtime.peers import Peer
+    from actorrpc.runtime.worker import Worker
+    from actorrpc.services.forks import Delete, Id, UserFork
+
+log = logging.getLogger("actorrpc")
+_UNKNOWN_SECONDS = 5.0
+"""How long a message for an unknown object is kept: its creation may still be on its way from a third worker."""
+
+Written = tuple["Id", int, "Id", int]
+"""A reference in a message: its id, its owner, the new fork, and the fork's parent (the sender's worker id)."""
+
+
+class Entry:
+    """The owner's side of a reference: the object, or the error of its creation. It is the cell of the reference's id.
+
+    Attributes:
+        id: the reference's id.
+        forks: who holds it.
+        ready: done when the object, or the error, is there.
+        mailbox: the mailbox in front of an actor; None for any other object.
+        held: whether the mailbox stays closed until somebody opens it.
+    """
+
+    def __init__(self, service: Objects, ref: Id, held: bool = False) -> None:
+        self.id, self._service, self.held, self.forks = ref, service, held, OwnerForks()
+        self.ready = Completion()
+        self.mailbox: MailboxCell | None = None
+        self._value: Any = None
+        self._error: BaseException | None = None
+        self._waiting: list[Message] = []
+        self._door = threading.Lock()
+
+    @property
+    def value(self) -> Any:
+        """The object.
+
+        Raises:
+            BaseException: what its creation raised.
+        """
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+    def accept(self, message: Message) -> Job | None:
+        message.cell = self
+        if message.flags & Flag.KEEP:
+            self._service.reserve(message)
+        with self._door:
+            if not self.ready.done:
+                self._waiting.append(message)
+                return None
+        return self._job(message)
+
+    def _job(self, message: Message) -> Job | None:
+        if self.mailbox is not None:
+            return self.mailbox.accept(message)
+        return Job(Lane.HANDLER, self._service.worker.perform, message)
+
+    def fill(self, value: Any, error: BaseException | None = None) -> None:
+        """Puts the object, or the error of its creation, in; lets in what has waited for it."""
+        service = self._service
+        self._value, self._error = value, error
+        if error is None and service.mailbox_for is not None:
+            self.mailbox = service.mailbox_for(value, self)
+        with self._door:
+            service.worker.complete(self.ready)
+            waiting, self._waiting = self._waiting, []
+            for message in waiting:
+                job = self._job(message)
+                if job is not None:
+                    service.worker.crew.submit(job)
+
+    def adopt(self, messages: Iterable[Message]) -> None:
+        """Takes messages that came before the object's creation did."""
+        for message in messages:
+            message.cell = self
+            self._waiting.append(message)
+
+    def run(self, message: Message) -> None:
+        """Runs a method, or hands out a copy of the object (a method named None)."""
+        with self._service.keeping(message) as give:
+            method, args, kwargs = message.load()
+            if method is None:
+                give(self.value)
+            else:
+                invoke(message, getattr(self.value, method), args, kwargs, give)
+
+
+class OwnerHandle:
+    """The owner's own hold on an object."""
+
+    def __init__(self, service: Objects, entry: Entry) -> None:
+        self.service, self.entry = service, entry
+        self.ref, self.owner = entry.id, service.worker.id
+
+    confirmed = True
+
+    def check(self) -> None:
+        """Raises nothing: the owner's use of it raises what its creation raised."""
+
+
+class UserHandle:
+    """A user's hold on another worker's object; its end is the fork's."""
+
+    def __init__(self, service: Objects, fork: UserFork) -> None:
+        self.service, self.fork = service, fork
+        self.ref, self.owner = fork.ref, fork.owner
+        self.creation: Call | None = None
+        self._failure: BaseException | None = None
+
+    @property
+    def confirmed(self) -> bool:
+        """Whether the owner is known to have recorded the fork."""
+        return self.fork.confirmed
+
+    def check(self) -> None:
+        """Raises what the reference's creation, or its recording, is known to have failed of."""
+        call = self.creation
+        if call is not None and call.done:
+            self.creation = None
+            if call.failed:
+                try:
+                    self.service.worker.result(call)
+                except BaseException as e:
+                    self._failure = e
+        if self._failure is not None:
+            raise self._failure
+
+    def __del__(self) -> None:
+        self.service.worker.keeper.drop(self.fork)
+
+
+class Objects:
+    """The service of one worker.
+
+    Attributes:
+        mailbox_for: makes the mailbox of an object that is an actor; returns None for others. Set by the face.
+        construct: called as `construct(entry, function, *args, **kwargs)`, calls the function that makes an object; the
+            face's knows how to prepare an actor for its `__init__`.
+    """
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+        self.mailbox_for: Callable[[Any, Entry], MailboxCell | None] | None = None
+        self.construct: Callable[..., Any] = _construct
+        self._users = UserForks()
+        self._owned: dict[Id, Entry] = {}
+        """What others hold."""
+        self._entries: weakref.WeakValueDictionary[Id, Entry] = weakref.WeakValueDictionary()
+        """What anybody holds, the owner's own threads too."""
+        self._unknown: dict[Id, list[Message]] = {}
+        self._ids = itertools.count(1)
+        self._door = threading.Lock()
+        self.released: Callable[[Any], None] | None = None
+        """Called, in a thread of the pool, with an object that nobody else holds any more. Set by the face."""
+        self.root = Entry(self, ROOT, held=True)
+        """The place of the actor that a worker is launched as. It lives as long as its worker, and is not counted."""
+        worker.services[Objects] = self
+        worker.cells[ROOT] = self.root
+        worker.fallback = self
+        worker.cells[CREATOR] = _Creator(self)
+        worker.cells[OBJECTS] = ServiceCell(worker, Lane.CONTROL, self._control)
+        worker.watchers.append(self._gone)
+        worker.keeper.bury = self._bury
+
+    # -- what the face asks for
+
+    def own(self, value: Any) -> OwnerHandle:
+        """Makes a reference to an object of this worker."""
+        entry = self.entry((self.worker.id, self._new_id()))
+        entry.fill(value)
+        return OwnerHandle(self, entry)
+
+    def create(
+        self, to: int, target: tuple[int, int], body: tuple[object, ...], timeout: float, what: object
+    ) -> OwnerHandle | UserHandle:
+        """Sends a request whose result stays with the callee; returns a reference to it at once.
+
+        Arguments:
+            target: CREATOR, or the id of an object whose method is called.
+            body: what the target takes.
+
+        Raises as `Worker.request` does.
+        """
+        worker = self.worker
+        if to == worker.id:
+            call = worker.request(to, target, body, timeout, what, flags=Flag.KEEP)
+            ref = worker.id, call.id
+            with self._door:
+                entry = self._owned[ref]
+            self._delete(ref, ref)  # the fork that held it until now
+            return OwnerHandle(self, entry)
+        made: list[UserFork] = []
+
+        def answered(_: Call) -> None:
+            # Also with an error: the owner has made room for the object before it failed. And after a timeout: the order
+            # of messages sees to it that a deletion comes after what it deletes.
+            if made:
+                self._confirm_later(made[0])
+
+        call = worker.request(to, target, body, timeout, what, note=answered, flags=Flag.KEEP)
+        ref = worker.id, call.id
+        with self._door:
+            fork = self._users.add(ref, ref, to, confirmed=False)
+        made.append(fork)
+        handle = UserHandle(self, fork)
+        handle.creation = call
+        if call.done:  # it was answered before there was a fork to confirm
+            self._confirm_later(fork)
+        return handle
+
+    def write(self, handle: OwnerHandle | UserHandle, parcel: Parcel) -> Written:
+        """Makes a new fork for the receiver of a message that a reference is written into.
+
+        Raises:
+            BaseException: the reference's creation failed.
+        """
+        handle.check()
+        me = self.worker.id
+        fork = me, self._new_id()
+        with self._door:
+            if isinstance(handle, OwnerHandle):
+                entry = handle.entry
+                entry.forks.record(fork, parcel.peer)  # RULE RR2
+                self._owned[entry.id] = entry
+                self.worker.cells[entry.id] = entry
+            else:
+                self._users.open_child(handle.fork, fork, parcel.peer)
+        if parcel.refs is None:
+            parcel.refs, parcel.undo = [], self._take_back
+        parcel.refs.append((handle.ref, handle.owner, fork))
+        return handle.ref, handle.owner, fork, me
+
+    def read(self, written: Written, parcel: Parcel) -> OwnerHandle | UserHandle:
+        """Takes over a reference from a message.
+
+        Raises:
+            ActorGoneError: it is one of this worker's own and the object is gone.
+        """
+        ref, owner, fork, parent = written
+        me = self.worker.id
+        if owner == me:
+            entry = self._entries.get(ref)
+            if parent == me:
+                self._delete(ref, fork)
+            else:
+                self._tell(parent, ("accept", fork))
+            if entry is None:
+                raise ActorGoneError(f"the object of reference {ref} on {self.worker} is gone")
+            return OwnerHandle(self, entry)
+        with self._door:
+            held = self._users.add(ref, fork, owner, confirmed=parent == owner)
+        handle = UserHandle(self, held)
+        if parent != owner:  # RULE RR3
+
+            def recorded(call: Call) -> None:
+                if call.failed:
+                    self._users.forget(fork)
+                else:
+                    self._confirm_later(held)
+                # In any case: a parent that is never told would be kept for ever.
+                self.worker.crew.submit(Job(Lane.CONTROL, lambda _: self._tell(parent, ("accept", fork)), None))
+
+            handle.creation = self.worker.request(
+                owner, OBJECTS, ("record", ref, fork), 0.0, "recording a reference", note=recorded
+            )
+        return handle
+
+    def adopt(self, ref: Id, owner: int) -> UserHandle:
+        """Makes a reference to an object that is not counted, since it lives as long as its worker."""
+        with self._door:
+            fork = self._users.add(ref, (self.worker.id, self._new_id()), owner, confirmed=True)
+            fork.ended = True
+            self._users.forks.pop(fork.id)
+        return UserHandle(self, fork)
+
+    def actors(self) -> list[Any]:
+        """Returns the objects here that have a mailbox."""
+        with self._door:
+            entries = [self.root, *self._owned.values()]
+        return [entry.value for entry in entries if entry.mailbox is not None]
+
+    def statistics(self) -> dict[str, int]:
+        """Returns counts: objects that others hold, forks held here, open children."""
+        with self._door:
+            return {
+                "owned": len(self._owned),
+                "forks": sum(len(e.forks.holders) for e in self._owned.values()),
+                "held": len(self._users.forks),
+                "children": len(self._users.parents),
+            }
+
+    # -- messages
+
+    def reserve(self, message: Message) -> None:
+        """Makes room for the object that a message will make. Under leadership: what is sent to it may come next."""
+        ref = message.caller, message.call
+        with self._door:
+            entry = self._owned.get(ref) or self.entry(ref)  # it is there when the message was sent again, by value
+            entry.forks.record(ref, message.caller)
+            self._owned[ref] = self.worker.cells[ref] = entry
+            entry.adopt(self._unknown.pop(ref, ()))
+        message.kept = entry
+
+    @contextlib.contextmanager
+    def keeping(self, message: Message) -> Iterator[Callable[[Any], None]]:
+        """Gives what is to be called with a message's result: it answers, or puts the result in its place first.
+
+        An error inside goes to that place, too.
+        """
+        entry = message.kept
+        if not isinstance(entry, Entry):
+            yield message.reply
+            return
+
+        def give(value: Any) -> None:
+            entry.fill(value)
+            message.reply(None)
+
+        try:
+            yield give
+        except BaseException as e:
+            if not (isinstance(e, UnknownNameError) and e.module in ("__main__", "__mp_main__")):
+                entry.fill(None, e)  # else the caller sends it again, by value
+            raise
+
+    def accept(self, message: Message) -> Job | None:
+        """Takes what is addressed to an object that others do not hold, or that is not known yet."""
+        ref = message.creator, message.local
+        with self._door:
+            entry = self._entries.get(ref)
+            if entry is None:
+                message.cell = self
+                first = ref not in self._unknown
+                self._unknown.setdefault(ref, []).append(message)
+                if first:
+                    self.worker.keeper.after(_UNKNOWN_SECONDS, lambda: self._give_up(ref))
+                return None
+        return entry.accept(message)
+
+    def run(self, message: Message) -> None:
+        """Refuses what was addressed to an object that never came."""
+        ref = message.creator, message.local
+        raise ActorGoneError(f"{self.worker} has no object of reference {ref}: it was released, or never created")
+
+    def _give_up(self, ref: Id) -> None:
+        with self._door:
+            messages = self._unknown.pop(ref, [])
+        for message in messages:
+            self.worker.crew.submit(Job(Lane.FREE, self.worker.perform, message))
+
+    def _control(self, message: Message) -> None:
+        verb, *rest = message.load()
+        if verb == "record":
+            ref, fork = rest
+            with self._door:
+                entry = self._entries.get(ref)
+                if entry is not None:
+                    entry.forks.record(fork, message.caller)
+                    self._owned[ref] = self.worker.cells[ref] = entry
+            if entry is None:
+                raise ActorGoneError(f"the object of reference {ref} on {self.worker} is gone")
+            message.reply(None)
+        elif verb == "accept":
+            with self._door:
+                delete = self._users.close_child(rest[0])
+            self._send([delete] if delete is not None else [])
+        else:
+            for ref, fork in rest[0]:
+                self._delete(ref, fork)
+
+    def _delete(self, ref: Id, fork: Id) -> None:
+        with self._door:
+            entry = self._owned.get(ref)
+            if entry is not None and entry.forks.delete(fork):
+                self._release(ref)
+            else:
+                return
+        self._let_go(entry)
+
+    def _release(self, ref: Id) -> None:
+        del self._owned[ref]
+        self.worker.cells.pop(ref, None)
+
+    def _take_back(self, refs: list[tuple[Id, int, Id]]) -> None:
+        """Undoes `write` for a message that was not, or could not be, read."""
+        for ref, owner, fork in refs:
+            if owner == self.worker.id:
+                self._delete(ref, fork)
+            else:
+                with self._door:
+                    delete = self._users.close_child(fork)
+                self._send([delete] if delete is not None else [])
+
+    # -- the end of forks
+
+    def _confirm_later(self, fork: UserFork) -> None:
+        # Under leadership, where nothing may be sent: the mark is set here, what follows from it comes with the burial.
+        fork.confirmed = True
+        if fork.dropped:
+            self.worker.keeper.drop(fork)
+
+    def _bury(self) -> None:
+        dropped, deletes = self.worker.keeper.dropped, []
+        with self._door:
+            while dropped:
+                delete = self._users.drop(dropped.popleft())
+                if delete is not None:
+                    deletes.append(delete)
+        self._send(deletes)
+
+    def _send(self, deletes: list[Delete]) -> None:
+        owners: dict[int, list[tuple[Id, Id]]] = {}
+        for delete in deletes:
+            owners.setdefault(delete.owner, []).append((delete.ref, delete.fork))
+        for owner, forks in owners.items():
+            self._tell(owner, ("delete", forks))
+
+    def _tell(self, to: int, body: object) -> None:
+        try:
+            self.worker.tell(to, OBJECTS, body, control=True)
+        except ActorRPCError as e:
+            log.debug("%s: %s for rank %d could not leave: %s", self.worker.record.name, body, to, e)
+
+    def _gone(self, peer: Peer) -> None:
+        released = []
+        with self._door:
+            deletes = self._users.lose(peer.record.id)
+            for ref, entry in list(self._owned.items()):
+                if entry.forks.drop_holder(peer.record.id):
+                    self._release(ref)
+                    released.append(entry)
+        self._send(deletes)
+        while released:
+            self._let_go(released.pop())
+
+    def _let_go(self, entry: Entry) -> None:
+        """Says that others hold an object no longer; not under the door, since its own finalizers may run here."""
+        released = self.released
+        if released is not None and entry.mailbox is not None:
+            self.worker.crew.submit(Job(Lane.FREE, lambda _: released(entry.value), None))
+
+    def entry(self, ref: Id) -> Entry:
+        """Makes the place of an object that is yet to come."""
+        entry = self._entries[ref] = Entry(self, ref)
+        return entry
+
+    def _new_id(self) -> int:
+        return 1 << 63 | next(self._ids)  # never to meet the id of a call
+
+
+class _Creator:
+    """The cell that takes requests to make an object out of nothing but a function's result."""
+
+    def __init__(self, service: Objects) -> None:
+        self._service = service
+
+    def accept(self, message: Message) -> Job | None:
+        message.cell = self
+        self._service.reserve(message)
+        return Job(Lane.HANDLER, self._service.worker.perform, message)
+
+    def run(self, message: Message) -> None:
+        with self._service.keeping(message) as give:
+            function, args, kwargs = message.load()
+            entry = message.kept
+            assert isinstance(entry, Entry)
+            make = functools.partial(self._service.construct, entry, function)
+            invoke(message, make, args, kwargs, give, mark=function)
+
+
+def _construct(_: Entry, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return function(*args, **kwargs)

@@ -1,0 +1,108 @@
+"""How a world comes about: rank 0 opens a directory and publishes where; the others greet it until it answers.
+
+The store (see `services.store`) carries one hint and is trusted for nothing: a left-over one names a directory that does
+not answer, or answers for another session, and is read again until the right one does.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from typing import TYPE_CHECKING, Any
+
+from actorrpc.errors import RendezvousError
+from actorrpc.runtime.completion import Completion
+from actorrpc.runtime.peers import Record
+from actorrpc.services.directory import Directory
+from actorrpc.wire.envelope import PROTOCOL
+
+if TYPE_CHECKING:
+    from actorrpc.runtime.worker import Worker
+    from actorrpc.services.store import HintStore
+
+_WAY = -1
+_GREET_SECONDS = 0.5
+_LAST_WORD_SECONDS = 2.0
+"""What a joining worker waits beyond its own limit for rank 0 to say who is missing."""
+
+
+def found(worker: Worker, store: HintStore, world_size: int, deadline: float) -> None:
+    """Opens a world, on rank 0, and waits until all have joined.
+
+    Arguments:
+        worker: rank 0, started.
+        store: where to publish the hint.
+        world_size: how many workers the world has.
+        deadline: when to give up, on the worker's clock.
+
+    Raises:
+        RendezvousError: time ran out (it says who is missing), or the workers do not fit together.
+    """
+    session = uuid.uuid4().hex
+    directory = Directory(worker, world_size, session)
+    store.publish(json.dumps({"session": session, "endpoints": worker.transport.endpoints}).encode(), deadline)
+    if not worker.wait(directory.joined, deadline, lead=False):
+        directory.expire()
+    directory.close_ways()
+    if directory.roster.refusal is not None:
+        raise RendezvousError(f"{worker} could not start a world of {world_size}: {directory.roster.refusal}")
+
+
+def join(worker: Worker, store: HintStore, world_size: int, deadline: float) -> None:
+    """Joins a world, on any rank but 0, and waits until all have joined. Arguments and errors: see `found`."""
+    _Joining(worker, store, world_size).run(deadline)
+
+
+class _Joining:
+    def __init__(self, worker: Worker, store: HintStore, world_size: int) -> None:
+        self._worker, self._store = worker, store
+        self._verdict = Completion()
+        self._answer: dict[str, Any] = {}
+        self._status = ""
+        self._session = ""
+        self._hello = {"record": worker.record.to_json(), "world_size": world_size, "protocol": PROTOCOL}
+        worker.greeted = self._greeted
+
+    def run(self, deadline: float) -> None:
+        worker, now = self._worker, self._worker.clock.now
+        hint: bytes | None = None
+        while not self._verdict.done and now() < deadline:
+            latest = self._store.read(deadline)
+            if latest is not None and latest != hint:
+                hint = latest
+                self._dial(hint)
+            if hint is not None and self._session:
+                worker.greet(_WAY, json.dumps({"session": self._session, **self._hello}).encode())
+            worker.wait(self._verdict, min(deadline, now() + _GREET_SECONDS), lead=False)
+        if not self._verdict.done and self._status:
+            worker.wait(self._verdict, now() + _LAST_WORD_SECONDS, lead=False)
+        worker.greeted = None
+        worker.transport.hang_up(_WAY, 0.1)
+        if not self._verdict.done:
+            where = "rank 0 has published no address" if hint is None else "rank 0 does not answer at its address"
+            raise RendezvousError(f"{worker} could not join its world: time ran out; {self._status or where}")
+        if "refused" in self._answer:
+            raise RendezvousError(f"{worker} could not join its world: {self._answer['refused']}")
+        worker.admit([Record.from_json(data) for data in self._answer["members"]])
+
+    def _dial(self, hint: bytes) -> None:
+        try:
+            data = json.loads(hint)
+            session, endpoints = str(data["session"]), [str(e) for e in data["endpoints"]]
+            self._worker.transport.dial(_WAY, endpoints)
+            self._session = session
+        except Exception:
+            self._session = ""  # somebody else's words: read it again
+
+    def _greeted(self, data: bytes) -> None:
+        try:
+            answer = json.loads(data)
+            if answer.get("session") != self._session:
+                return
+            self._status = answer.get("status", self._status)
+        except (ValueError, AttributeError):
+            return
+        if "members" in answer or "refused" in answer:
+            self._answer = answer
+            if not self._verdict.done:
+                self._worker.complete(self._verdict)

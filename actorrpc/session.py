@@ -1,0 +1,213 @@
+"""The current worker, kept in one place; and how a worker is put together out of the rooms below."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+import sys
+import time
+from contextvars import ContextVar
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from actorrpc.errors import NotAMemberError, RendezvousError, WorkerLostError
+from actorrpc.runtime.clock import SystemClock
+from actorrpc.runtime.handling import here
+from actorrpc.runtime.interrupts import InterruptShield
+from actorrpc.runtime.peers import Record
+from actorrpc.runtime.worker import Worker, new_incarnation
+from actorrpc.services import executor, rendezvous
+from actorrpc.services.directory import Member
+from actorrpc.services.objects import Objects
+from actorrpc.services.store import HintStore
+from actorrpc.wire.zeromq import ZmqTransport
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from actorrpc.options import RpcBackendOptions
+
+_NAME = re.compile(r"[A-Za-z0-9_:-]+")
+_NAME_LIMIT = 128
+
+_default: Session | None = None
+_chosen: ContextVar[Session | None] = ContextVar("actorrpc_session", default=None)
+_forked = False
+
+
+class Session:
+    """One membership in a world, from `init_rpc` to `shutdown`.
+
+    Arguments:
+        worker: the worker, not yet started.
+        store: the rendezvous store, kept open while others may still read it; None in a simulated world.
+    """
+
+    def __init__(self, worker: Worker, store: HintStore | None = None) -> None:
+        self.worker, self._store = worker, store
+        executor.install(worker)
+        self.objects = Objects(worker)
+        self.member = Member(worker)
+        self._shield = InterruptShield()
+        self._switch_interval: float | None = None
+        worker.services[Session] = self
+
+    def enter(self, world_size: int, timeout: float, switch_interval: float | None) -> None:
+        """Joins the world. Raises as `rendezvous.found` does; leaves nothing behind then."""
+        assert self._store is not None
+        self._shield.install()
+        try:
+            self.worker.start()
+            deadline = self.worker.clock.now() + timeout
+            come = rendezvous.found if self.worker.id == 0 else rendezvous.join
+            come(self.worker, self._store, world_size, deadline)
+        except BaseException:
+            self.close(1.0 if self.worker.id == 0 else 0.2)
+            raise
+        if switch_interval is not None:
+            self._switch_interval = sys.getswitchinterval()
+            sys.setswitchinterval(switch_interval)
+
+    def serve_out(self, timeout: float) -> None:
+        """Serves until the world ends.
+
+        Raises:
+            WorkerLostError: rank 0 was lost meanwhile.
+            RendezvousError: `timeout` seconds (0: without bound) were not enough.
+        """
+        worker, member = self.worker, self.member
+        deadline = worker.clock.now() + timeout if timeout > 0 else None
+        member.arrive()
+        if not worker.wait(member.ended, deadline, lead=False):
+            raise RendezvousError(
+                f"{worker} waited {timeout:g} s in shutdown for the other workers to end their work; "
+                f"shutdown(graceful=False) does not wait"
+            )
+        if member.orphaned is not None:
+            raise worker.lost_error(member.orphaned, "this worker could not learn whether the others have ended")
+
+    def leave(self) -> None:
+        """Says goodbye and closes, without waiting for others."""
+        self.worker.ending = True
+        with contextlib.suppress(NotAMemberError, WorkerLostError):
+            self.member.say_goodbye()
+        self.close(0.5)
+
+    def stop_actors(self) -> None:
+        """Calls the `on_stop` of the actors that live here."""
+        released = self.objects.released
+        if released is not None:
+            for value in self.objects.actors():
+                released(value)
+
+    def close(self, linger: float) -> None:
+        """Frees everything."""
+        self.worker.stop(linger=linger)
+        if self._store is not None:
+            self._store.close()
+        if self._switch_interval is not None:
+            sys.setswitchinterval(self._switch_interval)
+        self._shield.remove()
+
+
+def current() -> Session:
+    """Returns the session of the present thread.
+
+    Raises:
+        NotAMemberError: there is none: before `init_rpc`, after `shutdown`, or in a forked child.
+    """
+    handling = here.handling
+    if handling is not None:
+        session = handling.worker.services.get(Session)
+    else:
+        session = _chosen.get() or _default
+    if session is None or not session.worker.open:
+        if _forked:
+            raise NotAMemberError(
+                "this process was forked from a worker and is not one itself: ZeroMQ does not survive a fork; "
+                "start processes with the 'spawn' method and call init_rpc in each"
+            )
+        raise NotAMemberError("RPC has not been initialized in this process; call init_rpc first (or it has shut down)")
+    return session
+
+
+def is_available() -> bool:
+    """Returns whether this process is in a world."""
+    return _default is not None and _default.worker.open
+
+
+def set_default(session: Session | None) -> None:
+    """Makes a session the process's own."""
+    global _default
+    _default = session
+
+
+@contextlib.contextmanager
+def chosen(session: Session) -> Iterator[None]:
+    """Makes a session the current one for the block, in this thread; for worlds within one process."""
+    token = _chosen.set(session)
+    try:
+        yield
+    finally:
+        _chosen.reset(token)
+
+
+def open_session(name: str, rank: int, world_size: int, options: RpcBackendOptions, role: str, index: int) -> Session:
+    """Makes a worker over ZeroMQ and joins its world. Raises as `init_rpc` does."""
+    check_name(name)
+    store = HintStore(options.init_method, rank)
+    try:
+        transport = ZmqTransport(_local_address(store.master_host))
+        record = Record(
+            rank, name, new_incarnation(), tuple(transport.endpoints), socket.gethostname(), _boot(), os.getpid(), role, index
+        )
+        worker = Worker(
+            record, transport, SystemClock(), threads=options.num_worker_threads, timeout=options.rpc_timeout
+        )
+    except BaseException:
+        store.close()
+        raise
+    session = Session(worker, store)
+    session.enter(world_size, options.init_timeout, options.switch_interval)
+    return session
+
+
+def check_name(name: str) -> None:
+    """Raises ValueError for a name that workers may not have."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise ValueError(f"worker name {name!r}: a name is made of letters, digits, '_', ':' and '-' only")
+    if len(name) >= _NAME_LIMIT:
+        raise ValueError(f"worker name {name!r} has {len(name)} characters; it must have fewer than {_NAME_LIMIT}")
+
+
+def _local_address(master: str | None) -> str:
+    """Picks the address to bind: loopback for a local world, else that of the interface that reaches rank 0."""
+    if master is None:
+        return "127.0.0.1"
+    try:
+        family, _, _, _, address = socket.getaddrinfo(master.strip("[]"), 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(address)  # sends nothing; it only asks for the route
+            return str(probe.getsockname()[0]).split("%")[0]
+    except OSError as e:
+        raise RendezvousError(f"no way to rank 0's host {master!r}: {e}; is MASTER_ADDR right?") from e
+
+
+def _boot() -> str:
+    """Returns what tells this boot of this host from others."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return f"{socket.gethostname()}-{int(time.time() - time.monotonic()) // 60}"
+
+
+def _after_fork() -> None:
+    global _default, _forked
+    if _default is not None:
+        _default, _forked = None, True
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

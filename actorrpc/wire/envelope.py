@@ -1,0 +1,128 @@
+"""The envelope: what the first bytes of every message say, in a fixed layout.
+
+A message is `[header + pickle][buffer]...`: the header and the pickle share the first frame, since one small frame costs
+a third of what two cost. Nothing behind the header is read before the header is known to come from a peer.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+from typing import TYPE_CHECKING, NamedTuple
+
+from actorrpc.errors import ProtocolError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import zmq
+
+    Frame = bytes | bytearray | memoryview | zmq.Frame
+
+PROTOCOL = 1
+STRANGER = 0xFFFFFFFF
+"""Worker id of a sender that has none yet: it may only greet the directory."""
+
+
+class Kind(IntEnum):
+    """What a message is for. Requests are answered by a reply or an error, tells by nothing."""
+
+    REQUEST = 1
+    TELL = 2
+    REPLY = 3
+    ERROR = 4
+    GREETING = 5
+    """JSON, never a pickle: between a worker and a directory that need not know each other yet."""
+
+
+class ActorId(NamedTuple):
+    """Names an actor (or an object behind a reference) on the worker that a message goes to.
+
+    Attributes:
+        creator: the id of the worker that made the name up.
+        local: a number that this worker uses once.
+    """
+
+    creator: int
+    local: int
+
+
+class Flag(IntEnum):
+    """Bits of the header's flags."""
+
+    REFS = 1
+    """The payload holds references: whoever drops the message must load it, so that their counts come out right."""
+    NEEDS_VALUE = 2
+    """An error that says: nothing was run, since a name of `__main__` is unknown here; send it by value."""
+    CONTROL = 8
+    """A message of the library's own house-keeping: not counted as work that a graceful end waits for."""
+    KEEP = 16
+    """The result stays with the callee, as the object of the reference (caller, call); the answer carries nothing."""
+    UNREAD = 4
+    """An error that says: the payload could not be loaded, so references in it were not taken over."""
+
+
+class Header(NamedTuple):
+    """The fixed part of a message.
+
+    Attributes:
+        kind: what the message is for.
+        flags: bits of `Flag`.
+        caller: the sender's worker id, or STRANGER.
+        incarnation: the sender's incarnation; a restarted worker has a new one.
+        call: the sender's number of the call; in an answer, the number of the call answered.
+        sequence: counts the messages from this sender to this receiver; a gap means that some are lost.
+        creator, local: the target actor's id.
+        chain: the call chain that the message belongs to.
+        context: the autograd context, or -1.
+        remaining: seconds until the caller gives up (infinity: never). Relative, as hosts' clocks differ.
+    """
+
+    kind: int
+    flags: int
+    caller: int
+    incarnation: int
+    call: int
+    sequence: int
+    creator: int
+    local: int
+    chain: int
+    context: int
+    remaining: float
+
+
+_LAYOUT = struct.Struct("<2sBBIQQQIQQqd")
+_MARK = b"a" + bytes([PROTOCOL])
+HEADER_SIZE = _LAYOUT.size
+_unpack = _LAYOUT.unpack_from
+
+
+def pack(header: Header) -> bytes:
+    """Returns the header's bytes, HEADER_SIZE of them."""
+    return _LAYOUT.pack(_MARK, *header)
+
+
+pack_fields = _LAYOUT.pack
+"""`pack` for the hot path: the mark first, then the fields of `Header` in their order."""
+MARK = _MARK
+
+
+def unpack(frame: bytes | bytearray | memoryview) -> Header:
+    """Reads the header at the start of a first frame.
+
+    Raises:
+        ProtocolError: the bytes are too few, or of another protocol or version.
+    """
+    if len(frame) < HEADER_SIZE:
+        raise ProtocolError(f"a message of {len(frame)} bytes is too short to be one of actorrpc's")
+    mark, *fields = _unpack(frame)
+    if mark != _MARK:
+        if mark[:1] == _MARK[:1]:
+            raise ProtocolError(f"the peer speaks version {mark[1]} of the protocol, this worker version {PROTOCOL}")
+        raise ProtocolError("the message is not one of actorrpc's")
+    return Header(*fields)
+
+
+def size_of(frames: Sequence[Frame]) -> int:
+    """Returns the bytes of a message's frames together."""
+    return sum(memoryview(f).nbytes if not isinstance(f, bytes) else len(f) for f in frames)

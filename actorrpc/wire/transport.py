@@ -1,0 +1,48 @@
+"""What the kernel asks of a transport: carry frames to a peer, and hand out what came in.
+
+The real one is `wire.zeromq`; `actorrpc.testing` has a simulated one. THREAD RULES of every transport:
+`receive` belongs to the one thread that leads; `send`, `dial` and `wake` may be called from any thread; `wake` also from
+a finalizer or a signal handler, so it takes no lock.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from actorrpc.wire.envelope import Frame
+
+
+class Transport(Protocol):
+    """Carries messages between workers; order is kept from one sender to one receiver."""
+
+    @property
+    def endpoints(self) -> list[str]:
+        """Where others reach this worker, best first."""
+
+    def dial(self, peer: int, endpoints: Sequence[str]) -> None:
+        """Opens the way to a peer; an earlier way to the same peer number is closed first. Does not wait."""
+
+    def hang_up(self, peer: int, linger: float = 0.0) -> None:
+        """Closes the way to a peer and drops what is queued, after `linger` seconds at the most. Unknown ones pass."""
+
+    def send(self, peer: int, frames: Sequence[Frame]) -> None:
+        """Queues one message for a dialled peer. Never blocks.
+
+        Raises:
+            KeyError: the peer was not dialled, or hung up.
+        """
+
+    def receive(self, timeout: float | None) -> list[Frame] | None:
+        """Waits for a message, at most `timeout` seconds (None: without bound).
+
+        Returns its frames; None when `wake` was called or time ran out.
+        """
+
+    def wake(self) -> None:
+        """Ends the present or else the next `receive`."""
+
+    def close(self, linger: float = 0.0) -> None:
+        """Frees everything; what is queued gets `linger` seconds to leave. Only after the last `receive` returned."""

@@ -1,0 +1,241 @@
+"""The ZeroMQ transport: one ROUTER for all that comes in, one DEALER a peer for all that goes out.
+
+ZeroMQ facts that bind this file:
+- ZQ1: a ROUTER or DEALER at its high-water mark drops or blocks, so all marks are 0; bounding is the kernel's business.
+- ZQ2: an identity used twice is ignored by the other side, so every DEALER has a fresh random one.
+- ZQ3: without a finite LINGER, closing a context waits for ever for a dead peer.
+- ZQ4: a socket may be used from several threads only under a lock: each DEALER has one; the ROUTER is the leader's.
+- ZQ5: `recv_multipart` interrupted halfway shifts all later messages; so the waiting is done in `_poll`, the one place
+  here that a Ctrl-C may leave (see runtime.interrupts), and messages are taken whole.
+- ZQ6: an `ipc` path ends at about 107 characters.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import shutil
+import sys
+import tempfile
+import threading
+from typing import TYPE_CHECKING, Any
+
+import zmq
+
+try:
+    import fcntl
+except ImportError:  # not on Windows, where there is no ipc either
+    fcntl = None  # type: ignore[assignment]
+
+from actorrpc.wire.exposed import exposed
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from actorrpc.wire.envelope import Frame
+
+_IPC_PATH_LIMIT = 100
+_COPY_BELOW = 65536
+"""Bytes below which copying a frame beats handing its memory to ZeroMQ."""
+
+
+class ZmqTransport:
+    """A transport over ZeroMQ sockets.
+
+    Arguments:
+        address: the local IP address to bind, without brackets.
+        ipc: also listen on an `ipc` socket, for peers on this host.
+        max_sockets: how many sockets the context may open.
+    """
+
+    def __init__(self, address: str = "127.0.0.1", *, ipc: bool = True, max_sockets: int = 65536) -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context.set(zmq.MAX_SOCKETS, min(max_sockets, self._context.get(zmq.SOCKET_LIMIT)))
+        self._inbox = self._context.socket(zmq.ROUTER)
+        self._folder: str | None = None
+        self._lock_fd = -1
+        self._outboxes: dict[int, tuple[zmq.Socket[bytes], Any]] = {}
+        self._door = threading.Lock()
+        self._closed = False
+        try:
+            self._endpoints = self._bind(address, ipc)
+            self._wake_read, self._wake_write = _wake_pair()
+        except BaseException:
+            self._inbox.close(0)
+            self._context.term()
+            self._remove_folder()
+            raise
+        self._poller = zmq.Poller()
+        self._poller.register(self._inbox, zmq.POLLIN)
+        self._poller.register(self._wake_read, zmq.POLLIN)
+
+    def _bind(self, address: str, ipc: bool) -> list[str]:
+        inbox, endpoints = self._inbox, []
+        inbox.setsockopt(zmq.LINGER, 0)
+        inbox.setsockopt(zmq.RCVHWM, 0)
+        inbox.setsockopt(zmq.SNDHWM, 0)
+        inbox.setsockopt(zmq.BACKLOG, 1024)
+        if ipc and fcntl is not None and zmq.has("ipc"):
+            try:
+                self._folder = _private_folder()
+                self._lock_fd = _hold(self._folder)
+                endpoint = f"ipc://{self._folder}/inbox"
+                inbox.bind(endpoint)
+                endpoints.append(endpoint)
+            except (OSError, zmq.ZMQError):
+                self._remove_folder()
+        v6 = ":" in address
+        inbox.setsockopt(zmq.IPV6, int(v6))
+        inbox.bind(f"tcp://[{address}]:*" if v6 else f"tcp://{address}:*")
+        endpoints.append(inbox.getsockopt_string(zmq.LAST_ENDPOINT))
+        return endpoints
+
+    @property
+    def endpoints(self) -> list[str]:
+        return list(self._endpoints)
+
+    def dial(self, peer: int, endpoints: Sequence[str]) -> None:
+        dealer = self._context.socket(zmq.DEALER)
+        dealer.setsockopt(zmq.LINGER, 0)
+        dealer.setsockopt(zmq.SNDHWM, 0)
+        dealer.setsockopt(zmq.RCVHWM, 0)
+        dealer.setsockopt(zmq.IDENTITY, b"a" + os.urandom(12))
+        endpoint = _reachable(endpoints)
+        dealer.setsockopt(zmq.IPV6, int("[" in endpoint))
+        dealer.connect(endpoint)
+        self.hang_up(peer)
+        with self._door:
+            self._outboxes[peer] = dealer, threading.Lock()
+
+    def hang_up(self, peer: int, linger: float = 0.0) -> None:
+        with self._door:
+            dealer, lock = self._outboxes.pop(peer, (None, None))
+        if dealer is not None and lock is not None:
+            with lock:
+                dealer.close(int(linger * 1000))
+
+    def send(self, peer: int, frames: Sequence[Frame]) -> None:
+        dealer, lock = self._outboxes[peer]
+        with lock:
+            if dealer.closed:
+                raise KeyError(peer)
+            if len(frames) == 1:
+                dealer.send(frames[0], zmq.NOBLOCK)
+            else:
+                last = len(frames) - 1
+                for i, frame in enumerate(frames):
+                    small = memoryview(frame).nbytes < _COPY_BELOW
+                    dealer.send(frame, zmq.NOBLOCK | (zmq.SNDMORE if i < last else 0), copy=small)
+
+    @exposed
+    def _poll(self, timeout: float | None) -> list[tuple[Any, int]]:
+        return self._poller.poll(None if timeout is None else max(0, int(timeout * 1000 + 0.999)))
+
+    def receive(self, timeout: float | None) -> list[Frame] | None:
+        inbox, woken = self._inbox, False
+        ready = self._poll(timeout)
+        for source, _ in ready:
+            if source is not inbox:
+                _drain(self._wake_read)
+                woken = True
+        if woken or not ready:  # a message stays for the next receive: whoever called wake wants the leader's eye now
+            return None
+        inbox.recv(zmq.NOBLOCK)  # the sender's ZeroMQ identity: the header says who it is
+        first = inbox.recv(zmq.NOBLOCK, copy=False)
+        frames: list[Frame] = [first.bytes]
+        more = first.more
+        while more:
+            part = inbox.recv(zmq.NOBLOCK, copy=False)
+            frames.append(part)
+            more = part.more
+        return frames
+
+    def wake(self) -> None:
+        with contextlib.suppress(OSError):  # full: a wake-up is under way; closed: nobody waits
+            os.write(self._wake_write, _ONE)
+
+    def close(self, linger: float = 0.0) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        for peer in list(self._outboxes):
+            self.hang_up(peer, linger)
+        self._inbox.close(0)
+        self._context.term()
+        for fd in {self._wake_read, self._wake_write}:
+            os.close(fd)
+        self._remove_folder()
+
+    def _remove_folder(self) -> None:
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+
+
+_ONE = (1).to_bytes(8, sys.byteorder)
+
+
+def _wake_pair() -> tuple[int, int]:
+    """Returns descriptors (read, write) of a channel that a finalizer may write to without a lock."""
+    if hasattr(os, "eventfd"):
+        fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        return fd, fd
+    read, write = os.pipe()
+    os.set_blocking(read, False)
+    os.set_blocking(write, False)
+    return read, write
+
+
+def _drain(fd: int) -> None:
+    with contextlib.suppress(BlockingIOError):
+        os.read(fd, 4096)
+
+
+def _private_folder() -> str:
+    """Makes the folder of the ipc socket, mode 0700; clears away those that killed workers of this user left behind.
+
+    A living worker holds a lock in its folder: process ids would say nothing across pid namespaces that share a disk.
+    """
+    for base in (tempfile.gettempdir(), "/tmp"):
+        if len(base) + 40 <= _IPC_PATH_LIMIT and os.access(base, os.W_OK):
+            break
+    else:
+        raise OSError(f"no folder for an ipc socket has a path short enough for the limit of {_IPC_PATH_LIMIT}")
+    for old in glob.glob(f"{base}/actorrpc-*"):
+        if _abandoned(old):
+            shutil.rmtree(old, ignore_errors=True)
+    return tempfile.mkdtemp(prefix="actorrpc-", dir=base)
+
+
+def _hold(folder: str) -> int:
+    """Takes the lock that says that a folder is in use; returns the descriptor that holds it."""
+    fd = os.open(f"{folder}/new", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    os.rename(f"{folder}/new", f"{folder}/lock")
+    return fd
+
+
+def _abandoned(folder: str) -> bool:
+    try:
+        fd = os.open(f"{folder}/lock", os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return True
+
+
+def _reachable(endpoints: Sequence[str]) -> str:
+    """Picks the first endpoint that this process can open: an ipc path may be another host's or container's."""
+    for endpoint in endpoints:
+        if not endpoint.startswith("ipc://") or os.access(endpoint[6:], os.W_OK):
+            return endpoint
+    return endpoints[-1]

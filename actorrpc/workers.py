@@ -1,0 +1,56 @@
+"""How users name a worker, and what they learn of one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Union
+
+from actorrpc.errors import NotAMemberError
+
+if TYPE_CHECKING:
+    from actorrpc.runtime.peers import Record
+    from actorrpc.runtime.worker import Worker
+
+
+@dataclass(frozen=True)
+class WorkerInfo:
+    """A worker's name and number.
+
+    Attributes:
+        name: its name, unique in the world.
+        id: its rank.
+    """
+
+    name: str
+    id: int
+
+
+To = Union[str, int, WorkerInfo]  # noqa: UP007  evaluated at run time, also by Python 3.10
+"""What names a worker: its name, its rank, or its WorkerInfo."""
+
+
+def info_of(record: Record) -> WorkerInfo:
+    """Makes what users see of a record."""
+    return WorkerInfo(record.name, record.id)
+
+
+def resolve(worker: Worker, to: To) -> int:
+    """Returns the id of the worker that a user named.
+
+    Raises:
+        NotAMemberError: there is none of that name or rank.
+        TypeError: it is nothing that names a worker.
+    """
+    if isinstance(to, str):
+        number = worker.names.get(to)
+        if number is None:
+            known = ", ".join(sorted(worker.names))
+            raise NotAMemberError(f'there is no worker "{to}" in the world of {worker}; there are: {known}')
+        return number
+    if not isinstance(to, int):
+        to = getattr(to, "id", to)  # torch's WorkerInfo has one as well
+    if isinstance(to, bool) or not isinstance(to, int):
+        raise TypeError(f"a worker is named by its name, rank or WorkerInfo, not by {to!r} of type {type(to).__name__}")
+    if to not in worker.peers:
+        raise NotAMemberError(f"there is no worker of rank {to} in the world of {worker}, which has {len(worker.peers)}")
+    return to

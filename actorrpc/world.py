@@ -1,0 +1,64 @@
+"""The world as an actor sees it: its roles, each a group of references."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from actorrpc.errors import NotAMemberError
+from actorrpc.group import Group
+from actorrpc.rref import RRef
+from actorrpc.services.ids import ROOT
+from actorrpc.services.objects import OwnerHandle
+from actorrpc.workers import info_of
+
+if TYPE_CHECKING:
+    from actorrpc.session import Session
+    from actorrpc.workers import WorkerInfo
+
+
+class World:
+    """All workers and roles. `world.observer` is the Group of the role "observer"; `world.role(name)` likewise."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    @property
+    def workers(self) -> list[WorkerInfo]:
+        """All workers, by rank."""
+        return [info_of(peer.record) for _, peer in sorted(self._session.worker.peers.items())]
+
+    @property
+    def roles(self) -> dict[str, int]:
+        """How many workers each role has."""
+        counts: dict[str, int] = {}
+        for _, peer in sorted(self._session.worker.peers.items()):
+            if peer.record.role:
+                counts[peer.record.role] = counts.get(peer.record.role, 0) + 1
+        return counts
+
+    def role(self, name: str) -> Group:
+        """Returns the members of a role, in order of their index.
+
+        Raises:
+            NotAMemberError: there is no such role.
+        """
+        session = self._session
+        records = [peer.record for peer in session.worker.peers.values() if peer.record.role == name]
+        if not records:
+            raise NotAMemberError(f"there is no role {name!r} in this world; there are: {', '.join(self.roles) or 'none'}")
+        return Group([_root(session, record.id) for record in sorted(records, key=lambda r: r.index)])
+
+    def __getattr__(self, name: str) -> Group:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        try:
+            return self.role(name)
+        except NotAMemberError as e:
+            raise AttributeError(str(e)) from None
+
+
+def _root(session: Session, owner: int) -> RRef[Any]:
+    objects = session.objects
+    if owner == session.worker.id:
+        return RRef._wrap(OwnerHandle(objects, objects.root))
+    return RRef._wrap(objects.adopt(ROOT, owner))

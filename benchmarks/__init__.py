@@ -1,0 +1,1 @@
+"""Measurements beside other libraries, each run with ``python -m benchmarks.<name>``."""

@@ -1,0 +1,1 @@
+"""Programs that use actorrpc, each run with ``python -m examples.<name>``."""
