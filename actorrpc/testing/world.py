@@ -1,0 +1,104 @@
+"""A world of workers within one process."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from actorrpc import rpc
+from actorrpc.runtime.peers import Record
+from actorrpc.runtime.worker import Worker
+from actorrpc.session import Session, chosen
+from actorrpc.testing.network import Network, SimTransport
+from actorrpc.testing.simulation import Simulation
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from typing_extensions import Self
+
+
+class SimWorld:
+    """Workers "w0", "w1", ... over a simulated network and a virtual clock.
+
+    Arguments:
+        size: how many.
+        seed: decides the order of all steps and the time that messages take.
+        threads: how many handlers each may run at once.
+        timeout: seconds, on the virtual clock, that a call gets which names none.
+    """
+
+    def __init__(self, size: int, seed: int, *, threads: int = 4, timeout: float = 60.0) -> None:
+        self.simulation = Simulation(seed)
+        self.network = Network(self.simulation)
+        records = [Record(i, f"w{i}", i + 1, (f"sim://{i}",), "sim", "sim", 0) for i in range(size)]
+        self.sessions: list[Session] = []
+        for record in records:
+            transport = SimTransport(self.network, record.endpoints[0])
+            session = Session(Worker(record, transport, self.simulation, threads=threads, timeout=timeout))
+            rpc.install(session)
+            self.sessions.append(session)
+        for session in self.sessions:
+            session.worker.admit(records)
+        self._dead: set[int] = set()
+
+    def __enter__(self) -> Self:
+        self._on_each(lambda session: session.worker.start())
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        try:
+            if kind is None:
+                self._on_each(lambda session: session.close(0.0))
+        finally:
+            self.simulation.end()
+
+    def run(self, *programs: Callable[[], Any] | None) -> list[Any]:
+        """Runs programs, the first one on rank 0 and so on (None: nothing there), until all have returned.
+
+        Returns what they returned.
+
+        Raises:
+            BaseException: what the first of them that raised did.
+            SimulationError: the world stands still.
+        """
+        results: list[Any] = [None] * len(programs)
+
+        def playing(rank: int, program: Callable[[], Any]) -> Callable[[], None]:
+            def play() -> None:
+                with chosen(self.sessions[rank]):
+                    results[rank] = program()
+
+            return play
+
+        self._run([(rank, playing(rank, program)) for rank, program in enumerate(programs) if program is not None])
+        return results
+
+    def settle(self, seconds: float = 1.0) -> None:
+        """Lets time pass, so that what is under way comes to its end."""
+        end = self.simulation.time + seconds
+        self.simulation.at(end, lambda: None)
+        self.simulation.run_until(lambda: self.simulation.time >= end)
+
+    def kill(self, rank: int, noticed_after: float = 0.01) -> None:
+        """Has a worker die; the others notice it some time later."""
+        self._dead.add(rank)
+        self.simulation.freeze(rank)
+        self.sessions[rank].worker.transport.close()
+        for session in self.sessions:
+            if session.worker.id not in self._dead:
+                worker = session.worker
+                self.simulation.at(
+                    self.simulation.time + noticed_after, lambda worker=worker: worker.lose(rank, "it was killed")
+                )
+
+    def _on_each(self, run: Callable[[Session], None]) -> None:
+        self._run(
+            [(rank, lambda s=session: run(s)) for rank, session in enumerate(self.sessions) if rank not in self._dead]  # type: ignore[misc]
+        )
+
+    def _run(self, programs: list[tuple[int, Callable[[], None]]]) -> None:
+        tasks = [self.simulation.spawn(program, f"program-{rank}", rank) for rank, program in programs]
+        self.simulation.run_until(lambda: all(t.done or t.owner in self._dead for t in tasks))
+        for task in tasks:
+            if task.error is not None:
+                raise task.error
