@@ -7,8 +7,8 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from actorrpc import rref
 from actorrpc.errors import NotAMemberError
+from actorrpc.rref import RRef, make
 from actorrpc.runtime.cells import MailboxCell
 from actorrpc.runtime.completion import Completion
 from actorrpc.services.objects import OwnerHandle
@@ -85,7 +85,8 @@ class Actor:
     def _at(self) -> Home:
         if self._home is None:
             raise NotAMemberError(
-                f"this {type(self).__name__} lives on no worker; actors are made by launch, {type(self).__name__}.spawn or remote"
+                f"this {type(self).__name__} lives on no worker; "
+                f"actors are made by launch, {type(self).__name__}.spawn or remote"
             )
         return self._home
 
@@ -110,10 +111,10 @@ class Actor:
         return info_of(self._at.session.worker.record)
 
     @property
-    def rref(self) -> rref.RRef[Self]:
+    def rref(self) -> RRef[Self]:
         """A reference to itself, to be sent to others."""
         home = self._at
-        return rref.RRef._wrap(OwnerHandle(home.session.objects, home.entry))
+        return RRef._wrap(OwnerHandle(home.session.objects, home.entry))
 
     @property
     def world(self) -> World:
@@ -121,7 +122,7 @@ class Actor:
         return World(self._at.session)
 
     @classmethod
-    def spawn(cls, to: To, /, *args: Any, **kwargs: Any) -> rref.RRef[Self]:
+    def spawn(cls, to: To, /, *args: Any, **kwargs: Any) -> RRef[Self]:
         """Makes an actor of this class on a worker.
 
         Arguments:
@@ -131,7 +132,7 @@ class Actor:
         Returns a reference to it, at once. What the constructor raises is raised when the reference is next used.
         """
         session = current()
-        return rref.make(session, resolve(session.worker, to), cls, args, kwargs, -1.0)
+        return make(session, resolve(session.worker, to), cls, args, kwargs, -1.0)
 
     def serve(self, seconds: float | None = None) -> None:
         """Lets messages be served; for use in `main`.

@@ -163,9 +163,7 @@ class GroupError(ActorRPCError):
         size: how many members the group has.
     """
 
-    def __init__(
-        self, message: str, *, errors: Sequence[tuple[str, BaseException]] = (), size: int = 0
-    ) -> None:
+    def __init__(self, message: str, *, errors: Sequence[tuple[str, BaseException]] = (), size: int = 0) -> None:
         super().__init__(message)
         self.errors = list(errors)
         self.size = size

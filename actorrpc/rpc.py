@@ -6,7 +6,6 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from actorrpc import actor, rref
-from actorrpc.errors import NotAMemberError
 from actorrpc.options import UNSET_RPC_TIMEOUT, RpcBackendOptions
 from actorrpc.runtime.futures import Future
 from actorrpc.services.ids import EXECUTOR
@@ -197,6 +196,3 @@ def _body(
     if not (kwargs is None or isinstance(kwargs, dict)):
         raise TypeError(f"kwargs must be a dict, not {type(kwargs).__name__}")
     return func, tuple(args) if args else (), kwargs or {}
-
-
-__all__ = ["NotAMemberError", "get_rpc_timeout", "get_worker_info", "init_rpc", "remote", "rpc_async", "rpc_sync", "shutdown"]

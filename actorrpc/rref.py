@@ -196,22 +196,20 @@ def call_method(
     return RRef._wrap(handle.service.create(handle.owner, handle.ref, body, timeout, name))
 
 
-def make(
-    session: Session, to: int, func: Callable[..., Any], args: Any, kwargs: Any, timeout: float
-) -> RRef[Any]:
+def make(session: Session, to: int, func: Callable[..., Any], args: Any, kwargs: Any, timeout: float) -> RRef[Any]:
     """Has a function's result made on a worker; returns a reference to it."""
     return RRef._wrap(session.objects.create(to, CREATOR, (func, tuple(args), dict(kwargs)), timeout, func))
 
 
 def _write(ref: RRef[Any]) -> Any:
-    parcel: Parcel = writing()  # type: ignore[assignment]
+    parcel: Parcel = writing()
     return _read, ref._handle.service.write(ref._handle, parcel)
 
 
 def _read(*written: Any) -> RRef[Any]:
-    parcel: Parcel = reading()  # type: ignore[assignment]
+    parcel: Parcel = reading()
     objects: Objects = parcel.worker.services[Objects]
-    taken: Written = written  # type: ignore[assignment]
+    taken: Written = written
     return RRef._wrap(objects.read(taken, parcel))
 
 

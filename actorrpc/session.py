@@ -120,7 +120,7 @@ def current() -> Session:
     """
     handling = here.handling
     if handling is not None:
-        session = handling.worker.services.get(Session)
+        session: Session | None = handling.worker.services.get(Session)
     else:
         session = _chosen.get() or _default
     if session is None or not session.worker.open:
@@ -161,8 +161,9 @@ def open_session(name: str, rank: int, world_size: int, options: RpcBackendOptio
     try:
         transport = ZmqTransport(_local_address(store.master_host))
         record = Record(
-            rank, name, new_incarnation(), tuple(transport.endpoints), socket.gethostname(), _boot(), os.getpid(), role, index
-        )
+            rank, name, new_incarnation(), tuple(transport.endpoints), socket.gethostname(), _boot(), os.getpid(),
+            role, index,
+        )  # fmt: skip
         worker = Worker(
             record, transport, SystemClock(), threads=options.num_worker_threads, timeout=options.rpc_timeout
         )
@@ -174,7 +175,7 @@ def open_session(name: str, rank: int, world_size: int, options: RpcBackendOptio
     return session
 
 
-def check_name(name: str) -> None:
+def check_name(name: object) -> None:
     """Raises ValueError for a name that workers may not have."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ValueError(f"worker name {name!r}: a name is made of letters, digits, '_', ':' and '-' only")

@@ -52,5 +52,6 @@ def resolve(worker: Worker, to: To) -> int:
     if isinstance(to, bool) or not isinstance(to, int):
         raise TypeError(f"a worker is named by its name, rank or WorkerInfo, not by {to!r} of type {type(to).__name__}")
     if to not in worker.peers:
-        raise NotAMemberError(f"there is no worker of rank {to} in the world of {worker}, which has {len(worker.peers)}")
+        size = len(worker.peers)
+        raise NotAMemberError(f"there is no worker of rank {to} in the world of {worker}, which has {size}")
     return to

@@ -45,7 +45,8 @@ class World:
         session = self._session
         records = [peer.record for peer in session.worker.peers.values() if peer.record.role == name]
         if not records:
-            raise NotAMemberError(f"there is no role {name!r} in this world; there are: {', '.join(self.roles) or 'none'}")
+            known = ", ".join(self.roles) or "none"
+            raise NotAMemberError(f"there is no role {name!r} in this world; there are: {known}")
         return Group([_root(session, record.id) for record in sorted(records, key=lambda r: r.index)])
 
     def __getattr__(self, name: str) -> Group:

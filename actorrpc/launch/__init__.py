@@ -94,4 +94,3 @@ def _take_own_part(parts: list[Part], options: RpcBackendOptions) -> Any:
         raise ValueError(f"the roles make {len(parts)} workers, but torchrun started {world_size} processes")
     options.init_method = "env://"
     return take_part(parts[rank], rank, world_size, options, exit_after=True)
-

@@ -11,7 +11,9 @@ One thread at a time *leads*: only it receives. THREAD RULES:
 - TR5: `limit` bounds handlers that run. One that waits through `wait` lends its place. Waits that nobody can see
   (an Event, a lock, a collective) are known by the standstill: when jobs are queued and none has ended for 50 ms, the
   limit grows.
-- TR6: control jobs run one after the other and never queue behind handlers. They must not block.
+- TR6: an answer may be held back, to leave together with others, by a thread of the pool that goes on to receive or to
+  run what is queued; it sends what is held before it blocks in anything, and the keeper does so at every tick.
+- TR7: control jobs run one after the other and never queue behind handlers. They must not block.
 """
 
 from __future__ import annotations
@@ -58,9 +60,12 @@ class Job(NamedTuple):
 
 
 class _Place(threading.local):
-    """Whether this thread holds one of the places for handlers."""
+    """What a thread is to the crew."""
 
     held = False
+    """Whether it holds one of the places for handlers."""
+    hand = False
+    """Whether it is a thread of the pool."""
 
 
 class Crew:
@@ -119,6 +124,8 @@ class Crew:
         what.waiters.append(waiter)
         if what.done and waiter.mailbox is not None and waiter.turn is not None:
             waiter.mailbox.arrived(waiter.turn, what.number)  # it came before it could see this waiter
+        if self._transport.holding:
+            self._transport.flush()
         lent = self._place.held
         if lent:
             self._lend()
@@ -282,6 +289,7 @@ class Crew:
 
     def _work(self, number: int) -> None:
         gate = self._clock.gate()
+        self._place.hand = True
         while not self.stopping:
             job = self._take()
             if job is None and self._lead.acquire(False):
@@ -298,6 +306,8 @@ class Crew:
             if job is not None:
                 self._run(job)
                 continue
+            if self._transport.holding:
+                self._transport.flush()
             with self._door:
                 if any(self._queues[lane] and self._free(lane) for lane in Lane):
                     continue
@@ -341,12 +351,21 @@ class Crew:
         if gate is not None:
             gate.open()
 
+    def may_hold(self) -> bool:
+        """Whether what the present thread sends may be held back (TR6)."""
+        if self._place.hand:
+            self.wake_keeper()
+            return True
+        return False
+
     # -- the keeper's part
 
     def tick(self, now: float) -> bool:
         """Looks after free leadership and standstill. Returns whether it must be called again in a TICK."""
         gates: list[Gate | None] = []
-        busy = False
+        busy = self._transport.holding
+        if busy:
+            self._transport.flush()
         with self._door:
             if not self._lead.locked():
                 busy = True
@@ -380,8 +399,8 @@ class Crew:
 
     @property
     def needs_keeper(self) -> bool:
-        """Whether leadership is free or handlers are queued."""
-        return not self._lead.locked() or bool(self._queues[Lane.HANDLER])
+        """Whether leadership is free, answers are held or handlers are queued."""
+        return not self._lead.locked() or self._transport.holding or bool(self._queues[Lane.HANDLER])
 
     @property
     def quiet(self) -> bool:

@@ -143,7 +143,7 @@ class Future(torch.futures.Future, Generic[T]):  # type: ignore[type-arg]
         """
         self._complete(result, None)
 
-    def set_exception(self, result: BaseException) -> None:  # type: ignore[override]
+    def set_exception(self, result: BaseException) -> None:
         """Completes the future with an exception, which `wait` raises. Raises as `set_result` does."""
         if not isinstance(result, BaseException):
             raise AssertionError(f"{result!r} is of type {type(result).__name__}, not an Exception.")
@@ -214,31 +214,27 @@ class Future(torch.futures.Future, Generic[T]):  # type: ignore[type-arg]
             self._published = True
         if self._error is None:
             _Base.set_result(self, self._value)
-        else:
-            _Base.set_exception(self, self._error)
+        else:  # what torch's set_exception does, which would come back to set_result of this class
+            _Base._set_unwrap_func(self, _raise)
+            _Base.set_result(self, self._error)
 
     # -- callbacks
 
-    def add_done_callback(self, callback: Callable[[Future[T]], None]) -> None:  # type: ignore[override]
+    def add_done_callback(self, callback: Callable[[Future[T]], None]) -> None:
         """Has `callback(future)` called when the future is done, at once if it is. What it raises goes to the log."""
         with self._door:
-            if not self._settled:
+            settled = self._settled
+            if not settled:
                 self._callbacks.append(callback)
-                core, worker = self._core, self._worker
-                late = core.done and worker is not None
-            else:
-                late = False
-                core = worker = None
-        if core is None:
+        core, worker = self._core, self._worker
+        if settled:
             self._call(callback)
-        elif late and worker is not None:
-            worker.crew.submit(Job(Lane.FREE, self._finish, core))
-        elif isinstance(core, Call):
+        elif isinstance(core, Call) and worker is not None:
             core.urgent = True
-            if core.done and worker is not None:  # it came before it could see that this is urgent
+            if core.done:  # it came before it could see that this is urgent
                 worker.crew.submit(Job(Lane.FREE, self._finish, core))
 
-    def then(self, callback: Callable[[Future[T]], S]) -> Future[S]:  # type: ignore[override]
+    def then(self, callback: Callable[[Future[T]], S]) -> Future[S]:
         """Returns the future of `callback(self)`, which is called when this future is done, also with an error."""
         child: Future[S] = Future._of(self._worker) if self._worker is not None else Future()
 
@@ -259,6 +255,10 @@ class Future(torch.futures.Future, Generic[T]):  # type: ignore[type-arg]
             callback(self)
         except Exception:
             log.exception("a callback of a future failed")
+
+
+def _raise(error: BaseException) -> None:
+    raise error
 
 
 @exposed

@@ -105,9 +105,7 @@ class Message:
             DeserializationError: it cannot be read here.
         """
         frames, self.frames = self.frames, ()
-        first = frames[0]
-        assert isinstance(first, (bytes, bytearray, memoryview))
-        payload = [memoryview(first)[HEADER_SIZE:], *frames[1:]]
+        payload = [memoryview(frames[0])[HEADER_SIZE:], *frames[1:]]
         return self.worker.codec.loads(payload, Parcel(self.worker, self.caller))
 
     def reply(self, value: object) -> None:

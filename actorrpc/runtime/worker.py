@@ -170,7 +170,7 @@ class Worker:
 
     # -- sending
 
-    def write(self, body: object, peer: int, *, by_value: bool = False) -> tuple[list[Frame], Parcel]:
+    def write(self, body: object, peer: int, *, by_value: bool = False) -> tuple[Sequence[Frame], Parcel]:
         """Writes a payload for a peer.
 
         Raises:
@@ -217,6 +217,8 @@ class Worker:
         Raises:
             SerializationError, NotAMemberError, WorkerLostError: nothing was sent.
         """
+        if not isinstance(timeout, (int, float)):
+            raise TypeError(f"timeout must be seconds (0: for ever), not {timeout!r} of type {type(timeout).__name__}")
         frames, parcel = self.write(body, to)
         again = None
         if mentions_main(frames):
@@ -287,6 +289,7 @@ class Worker:
         chain: int,
         remaining: float,
         frames: Sequence[Frame],
+        hold: bool = False,
     ) -> None:
         if not self.open:
             raise NotAMemberError(f"{self} has shut down; no calls any more")
@@ -297,7 +300,7 @@ class Worker:
                 MARK, kind, flags, to, self.record.incarnation, call, 0, creator, local, chain, -1, remaining
             )
             # Copies, so that a call to oneself does not share its arguments any more than another one.
-            own = [head + first, *(bytearray(memoryview(f)) for f in frames[1:])]
+            own: list[Frame] = [head + first, *(bytearray(memoryview(f)) for f in frames[1:])]
             job = self._route(own)
             if job is not None:
                 self.crew.submit(job)
@@ -308,11 +311,22 @@ class Worker:
         with peer.lock:
             peer.sent += 1
             head = pack_fields(
-                MARK, kind, flags, self.id, self.record.incarnation, call, peer.sent, creator, local, chain, -1, remaining
+                MARK,
+                kind,
+                flags,
+                self.id,
+                self.record.incarnation,
+                call,
+                peer.sent,
+                creator,
+                local,
+                chain,
+                -1,
+                remaining,
             )
             try:
                 if len(frames) == 1:
-                    self.transport.send(to, (head + first,))
+                    self.transport.send(to, (head + first,), hold)
                 else:
                     self.transport.send(to, [head + first, *frames[1:]])
             except KeyError:
@@ -323,8 +337,8 @@ class Worker:
     def _route(self, frames: Sequence[Frame]) -> Job | None:
         first = frames[0]
         try:
-            mark, kind, flags, caller, incarnation, call_id, sequence, creator, local, chain, context, remaining = _unpack(
-                first  # type: ignore[arg-type]
+            mark, kind, flags, caller, incarnation, call_id, sequence, creator, local, chain, context, remaining = (
+                _unpack(first)
             )
             if mark != MARK:
                 raise ProtocolError("not a message of this protocol")
@@ -485,7 +499,15 @@ class Worker:
     ) -> None:
         try:
             self._emit(
-                message.caller, kind, flags, message.call, (message.creator, message.local), message.chain, _NEVER, frames
+                message.caller,
+                kind,
+                flags,
+                message.call,
+                (message.creator, message.local),
+                message.chain,
+                _NEVER,
+                frames,
+                self.crew.may_hold(),
             )
         except ActorRPCError as e:
             log.debug("%s: an answer to rank %d could not leave: %s", self.record.name, message.caller, e)
@@ -546,14 +568,10 @@ class Worker:
         frames, call.frames = call.frames, ()
         if not call.failed:
             return self._load(frames, call.peer)
-        first = frames[0]
-        assert isinstance(first, (bytes, bytearray, memoryview))
-        raise read_failure([memoryview(first)[HEADER_SIZE:], *frames[1:]], self.codec)
+        raise read_failure([memoryview(frames[0])[HEADER_SIZE:], *frames[1:]], self.codec)
 
     def _load(self, frames: Sequence[Frame], peer: int) -> Any:
-        first = frames[0]
-        assert isinstance(first, (bytes, bytearray, memoryview))
-        payload = [memoryview(first)[HEADER_SIZE:], *frames[1:]]
+        payload = [memoryview(frames[0])[HEADER_SIZE:], *frames[1:]]
         if torch.is_inference_mode_enabled():
             with torch.inference_mode(False):
                 return self.codec.loads(payload, Parcel(self, peer))

@@ -49,7 +49,9 @@ class Roster:
         """Says in words who is missing and who is there."""
         there = ", ".join(str(self.records[rank]) for rank in sorted(self.records))
         missing = self.missing
-        return f"missing rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}; joined: {there or 'nobody'}"
+        return (
+            f"missing rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}; joined: {there or 'nobody'}"
+        )
 
     def hello(self, record: Record, world_size: int, protocol: int) -> None:
         """Takes a worker in, or sets `refusal`. The same worker may come again."""
@@ -256,7 +258,10 @@ class Member:
         if verb == "quiet?":
             worker.ending = True
             worker.tell(
-                message.caller, DIRECTORY, ("quiet", rest[0], (worker.quiet, worker.sent, worker.received)), control=True
+                message.caller,
+                DIRECTORY,
+                ("quiet", rest[0], (worker.quiet, worker.sent, worker.received)),
+                control=True,
             )
         elif verb == "over":
             worker.ending = True

@@ -180,7 +180,7 @@ class Objects:
         self._door = threading.Lock()
         self.released: Callable[[Any], None] | None = None
         """Called, in a thread of the pool, with an object that nobody else holds any more. Set by the face."""
-        self.root = Entry(self, ROOT, held=True)
+        self.root = self._entries[ROOT] = Entry(self, ROOT, held=True)
         """The place of the actor that a worker is launched as. It lives as long as its worker, and is not counted."""
         worker.services[Objects] = self
         worker.cells[ROOT] = self.root
@@ -248,9 +248,10 @@ class Objects:
         with self._door:
             if isinstance(handle, OwnerHandle):
                 entry = handle.entry
-                entry.forks.record(fork, parcel.peer)  # RULE RR2
-                self._owned[entry.id] = entry
-                self.worker.cells[entry.id] = entry
+                if not entry.held:
+                    entry.forks.record(fork, parcel.peer)  # RULE RR2
+                    self._owned[entry.id] = entry
+                    self.worker.cells[entry.id] = entry
             else:
                 self._users.open_child(handle.fork, fork, parcel.peer)
         if parcel.refs is None:
@@ -382,7 +383,7 @@ class Objects:
             ref, fork = rest
             with self._door:
                 entry = self._entries.get(ref)
-                if entry is not None:
+                if entry is not None and not entry.held:
                     entry.forks.record(fork, message.caller)
                     self._owned[ref] = self.worker.cells[ref] = entry
             if entry is None:

@@ -1,7 +1,7 @@
 """How a world comes about: rank 0 opens a directory and publishes where; the others greet it until it answers.
 
-The store (see `services.store`) carries one hint and is trusted for nothing: a left-over one names a directory that does
-not answer, or answers for another session, and is read again until the right one does.
+The store (see `services.store`) carries one hint and is trusted for nothing: a left-over one names a directory that
+does not answer, or answers for another session, and is read again until the right one does.
 """
 
 from __future__ import annotations

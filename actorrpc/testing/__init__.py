@@ -10,7 +10,7 @@ with SimWorld(size=2, seed=7) as world:
 Everything above the transport and the clock is the real thing. A world whose seed shows a fault shows it again.
 """
 
-from actorrpc.testing.simulation import SimulationError, Simulation
+from actorrpc.testing.simulation import Simulation, SimulationError
 from actorrpc.testing.world import SimWorld
 
 __all__ = ["SimWorld", "Simulation", "SimulationError"]

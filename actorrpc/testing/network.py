@@ -66,7 +66,12 @@ class SimTransport:
     def hang_up(self, peer: int, linger: float = 0.0) -> None:
         self._ways.pop(peer, None)
 
-    def send(self, peer: int, frames: Sequence[Frame]) -> None:
+    holding = False
+
+    def flush(self) -> None:
+        pass
+
+    def send(self, peer: int, frames: Sequence[Frame], hold: bool = False) -> None:
         self._network.carry(self, self._ways[peer], frames)
 
     def take(self, frames: list[Frame]) -> None:

@@ -171,7 +171,9 @@ class Simulation:
         self.steps += 1
         task.baton.release()
         if not self.back.acquire(timeout=_REAL_SECONDS):
-            raise SimulationError(f"seed {self.seed}: a step of {task.name} did not end: it waits outside of the simulation")
+            raise SimulationError(
+                f"seed {self.seed}: a step of {task.name} did not end: it waits outside of the simulation"
+            )
         self.time += self.random.random() * _STEP_SECONDS
         if task.done:
             self._tasks.remove(task)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 from actorrpc import rpc
@@ -87,14 +88,12 @@ class SimWorld:
         for session in self.sessions:
             if session.worker.id not in self._dead:
                 worker = session.worker
-                self.simulation.at(
-                    self.simulation.time + noticed_after, lambda worker=worker: worker.lose(rank, "it was killed")
-                )
+                notice = functools.partial(worker.lose, rank, "it was killed")
+                self.simulation.at(self.simulation.time + noticed_after, notice)
 
     def _on_each(self, run: Callable[[Session], None]) -> None:
-        self._run(
-            [(rank, lambda s=session: run(s)) for rank, session in enumerate(self.sessions) if rank not in self._dead]  # type: ignore[misc]
-        )
+        living = [(rank, session) for rank, session in enumerate(self.sessions) if rank not in self._dead]
+        self._run([(rank, functools.partial(run, session)) for rank, session in living])
 
     def _run(self, programs: list[tuple[int, Callable[[], None]]]) -> None:
         tasks = [self.simulation.spawn(program, f"program-{rank}", rank) for rank, program in programs]

@@ -1,8 +1,8 @@
 """What the kernel asks of a transport: carry frames to a peer, and hand out what came in.
 
-The real one is `wire.zeromq`; `actorrpc.testing` has a simulated one. THREAD RULES of every transport:
-`receive` belongs to the one thread that leads; `send`, `dial` and `wake` may be called from any thread; `wake` also from
-a finalizer or a signal handler, so it takes no lock.
+The real one is `wire.zeromq`; `actorrpc.testing` has a simulated one. THREAD RULES of every transport: `receive` belongs
+to the one thread that leads; `send`, `dial` and `wake` may be called from any thread; `wake` also from a finalizer or a
+signal handler, so it takes no lock.
 """
 
 from __future__ import annotations
@@ -28,12 +28,24 @@ class Transport(Protocol):
     def hang_up(self, peer: int, linger: float = 0.0) -> None:
         """Closes the way to a peer and drops what is queued, after `linger` seconds at the most. Unknown ones pass."""
 
-    def send(self, peer: int, frames: Sequence[Frame]) -> None:
+    holding: bool
+    """Whether messages are held back, to leave together with others."""
+
+    def send(self, peer: int, frames: Sequence[Frame], hold: bool = False) -> None:
         """Queues one message for a dialled peer. Never blocks.
+
+        Arguments:
+            peer: whom it is for.
+            frames: its parts.
+            hold: whether it may wait for others to the same peer: until the next `receive` that finds nothing at once,
+                or `flush`, or until enough are held. It keeps its place before all later ones.
 
         Raises:
             KeyError: the peer was not dialled, or hung up.
         """
+
+    def flush(self) -> None:
+        """Sends what is held back. From any thread."""
 
     def receive(self, timeout: float | None) -> list[Frame] | None:
         """Waits for a message, at most `timeout` seconds (None: without bound).

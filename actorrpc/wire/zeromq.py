@@ -16,17 +16,21 @@ import contextlib
 import glob
 import os
 import shutil
+import struct
 import sys
 import tempfile
 import threading
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import zmq
 
 try:
     import fcntl
-except ImportError:  # not on Windows, where there is no ipc either
-    fcntl = None  # type: ignore[assignment]
+
+    _HAVE_FLOCK = True
+except ImportError:  # on Windows, where there is no ipc either
+    _HAVE_FLOCK = False
 
 from actorrpc.wire.exposed import exposed
 
@@ -38,6 +42,10 @@ if TYPE_CHECKING:
 _IPC_PATH_LIMIT = 100
 _COPY_BELOW = 65536
 """Bytes below which copying a frame beats handing its memory to ZeroMQ."""
+_BUNDLE = b"b\1"
+"""Marks a frame that holds several messages."""
+_HOLD_BELOW = 2048
+_HOLD_AT_MOST = 32
 
 
 class ZmqTransport:
@@ -55,7 +63,9 @@ class ZmqTransport:
         self._inbox = self._context.socket(zmq.ROUTER)
         self._folder: str | None = None
         self._lock_fd = -1
-        self._outboxes: dict[int, tuple[zmq.Socket[bytes], Any]] = {}
+        self._outboxes: dict[int, _Outbox] = {}
+        self._unpacked: deque[bytes] = deque()
+        self.holding = False
         self._door = threading.Lock()
         self._closed = False
         try:
@@ -76,7 +86,7 @@ class ZmqTransport:
         inbox.setsockopt(zmq.RCVHWM, 0)
         inbox.setsockopt(zmq.SNDHWM, 0)
         inbox.setsockopt(zmq.BACKLOG, 1024)
-        if ipc and fcntl is not None and zmq.has("ipc"):
+        if ipc and _HAVE_FLOCK and zmq.has("ipc"):
             try:
                 self._folder = _private_folder()
                 self._lock_fd = _hold(self._folder)
@@ -106,35 +116,61 @@ class ZmqTransport:
         dealer.connect(endpoint)
         self.hang_up(peer)
         with self._door:
-            self._outboxes[peer] = dealer, threading.Lock()
+            self._outboxes[peer] = _Outbox(dealer)
 
     def hang_up(self, peer: int, linger: float = 0.0) -> None:
         with self._door:
-            dealer, lock = self._outboxes.pop(peer, (None, None))
-        if dealer is not None and lock is not None:
-            with lock:
-                dealer.close(int(linger * 1000))
+            outbox = self._outboxes.pop(peer, None)
+        if outbox is not None:
+            with outbox.lock:
+                if linger:
+                    outbox.flush()
+                outbox.dealer.close(int(linger * 1000))
 
-    def send(self, peer: int, frames: Sequence[Frame]) -> None:
-        dealer, lock = self._outboxes[peer]
-        with lock:
+    def send(self, peer: int, frames: Sequence[Frame], hold: bool = False) -> None:
+        outbox = self._outboxes[peer]
+        with outbox.lock:
+            dealer = outbox.dealer
             if dealer.closed:
                 raise KeyError(peer)
+            first = frames[0]
             if len(frames) == 1:
-                dealer.send(frames[0], zmq.NOBLOCK)
+                if hold and len(first) < _HOLD_BELOW:
+                    outbox.held.append(first)
+                    self.holding = True
+                    if len(outbox.held) >= _HOLD_AT_MOST:
+                        outbox.flush()
+                    return
+                outbox.flush()
+                dealer.send(first, zmq.NOBLOCK)
             else:
+                outbox.flush()
                 last = len(frames) - 1
                 for i, frame in enumerate(frames):
                     small = memoryview(frame).nbytes < _COPY_BELOW
                     dealer.send(frame, zmq.NOBLOCK | (zmq.SNDMORE if i < last else 0), copy=small)
+
+    def flush(self) -> None:
+        self.holding = False
+        for outbox in list(self._outboxes.values()):
+            if outbox.held:
+                with outbox.lock:
+                    if not outbox.dealer.closed:
+                        outbox.flush()
 
     @exposed
     def _poll(self, timeout: float | None) -> list[tuple[Any, int]]:
         return self._poller.poll(None if timeout is None else max(0, int(timeout * 1000 + 0.999)))
 
     def receive(self, timeout: float | None) -> list[Frame] | None:
+        if self._unpacked:
+            return [self._unpacked.popleft()]
         inbox, woken = self._inbox, False
-        ready = self._poll(timeout)
+        ready = self._poll(0) if self.holding else None
+        if not ready:
+            if self.holding:
+                self.flush()
+            ready = self._poll(timeout)
         for source, _ in ready:
             if source is not inbox:
                 _drain(self._wake_read)
@@ -143,13 +179,24 @@ class ZmqTransport:
             return None
         inbox.recv(zmq.NOBLOCK)  # the sender's ZeroMQ identity: the header says who it is
         first = inbox.recv(zmq.NOBLOCK, copy=False)
-        frames: list[Frame] = [first.bytes]
+        data = first.bytes
+        if data[:2] == _BUNDLE:
+            if first.more:
+                self._skip()
+            self._unpacked.extend(_unpack(data))
+            return [self._unpacked.popleft()] if self._unpacked else None
+        frames: list[Frame] = [data]
         more = first.more
         while more:
             part = inbox.recv(zmq.NOBLOCK, copy=False)
-            frames.append(part)
+            frames.append(part.buffer)  # writable, and keeps the frame alive
             more = part.more
         return frames
+
+    def _skip(self) -> None:
+        """Drops the rest of a message that is not as it should be."""
+        while self._inbox.getsockopt(zmq.RCVMORE):
+            self._inbox.recv(zmq.NOBLOCK)
 
     def wake(self) -> None:
         with contextlib.suppress(OSError):  # full: a wake-up is under way; closed: nobody waits
@@ -174,6 +221,46 @@ class ZmqTransport:
         if self._lock_fd >= 0:
             os.close(self._lock_fd)
             self._lock_fd = -1
+
+
+class _Outbox:
+    """The way to one peer."""
+
+    __slots__ = ("dealer", "held", "lock")
+
+    def __init__(self, dealer: zmq.Socket[bytes]) -> None:
+        self.dealer, self.lock = dealer, threading.Lock()
+        self.held: list[Frame] = []
+
+    def flush(self) -> None:
+        """Sends what is held, under the lock."""
+        held = self.held
+        if held:
+            self.held = []
+            self.dealer.send(held[0] if len(held) == 1 else _pack(held), zmq.NOBLOCK)
+
+
+def _pack(messages: Sequence[Frame]) -> bytes:
+    """Makes one frame of several messages of one frame each."""
+    count = len(messages)
+    head = struct.pack(f"<2sH{count}I", _BUNDLE, count, *map(len, messages))
+    return b"".join((head, *messages))
+
+
+def _unpack(data: bytes) -> list[bytes]:
+    """Takes a bundle apart; returns nothing where it is not as it should be."""
+    try:
+        _, count = struct.unpack_from("<2sH", data)
+        sizes = struct.unpack_from(f"<{count}I", data, 4)
+    except struct.error:
+        return []
+    at, messages = 4 + 4 * count, []
+    if at + sum(sizes) != len(data):
+        return []
+    for size in sizes:
+        messages.append(data[at : at + size])
+        at += size
+    return messages
 
 
 _ONE = (1).to_bytes(8, sys.byteorder)

@@ -1,0 +1,56 @@
+"""Fixtures for all tests: nothing may be left running."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from multiprocessing import forkserver, resource_tracker
+
+import psutil
+import pytest
+
+from tests.worlds import STANDING, Pairs, World
+
+
+def _servants() -> set[int]:
+    """The helper processes of `multiprocessing`, which live as long as the tests."""
+    pids = {getattr(forkserver._forkserver, "_forkserver_pid", None)}  # type: ignore[attr-defined]
+    pids.add(getattr(resource_tracker._resource_tracker, "_pid", None))  # type: ignore[attr-defined]
+    return {pid for pid in pids if pid is not None}
+
+
+def _descendants() -> dict[int, psutil.Process]:
+    servants = _servants()
+    return {p.pid: p for p in psutil.Process().children(recursive=True) if p.pid not in servants | STANDING}
+
+
+@pytest.fixture(autouse=True)
+def _no_process_is_left() -> Iterator[None]:
+    """Fails a test that leaves a process behind, and ends that process."""
+    before = set(_descendants())
+    yield
+    after = _descendants()
+    left = [process for pid, process in after.items() if pid not in before]
+    _, left = psutil.wait_procs(left, timeout=3.0) if left else ([], [])
+    texts = []
+    for process in left:
+        with contextlib.suppress(psutil.Error):
+            if process.status() != psutil.STATUS_ZOMBIE or process.ppid() == os.getpid():
+                texts.append(f"{process.pid}: {' '.join(process.cmdline())[:200]} ({process.status()})")
+            process.kill()
+    assert not texts, "processes are left:\n" + "\n".join(texts)
+
+
+@pytest.fixture(scope="module")
+def _pairs() -> Iterator[Pairs]:
+    pairs = Pairs()
+    yield pairs
+    pairs.close()
+
+
+@pytest.fixture
+def pair(_pairs: Pairs) -> Iterator[World]:
+    """A standing world of two, which must still work, and hold nothing, after the test."""
+    with _pairs.lend() as world:
+        yield world
