@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from actorrpc.errors import NotAMemberError
 from actorrpc.rref import RRef, make
 from actorrpc.runtime.cells import MailboxCell
 from actorrpc.runtime.completion import Completion
+from actorrpc.runtime.message import Message
 from actorrpc.services.objects import OwnerHandle
 from actorrpc.session import Session, current
+from actorrpc.wire.envelope import Kind
 from actorrpc.workers import WorkerInfo, info_of, resolve
 from actorrpc.world import World
 
@@ -35,11 +38,16 @@ class Home:
         session: its worker's.
         entry: its place there.
         name: its name; its worker's own for the actor of a role.
+        places: how many places there have the actor, this one included.
+        stopped: whether its `on_stop` was called, or never will be.
     """
 
     session: Session
     entry: Entry
     name: str
+    places: int = 1
+    stopped: bool = False
+    door: threading.Lock = field(default_factory=threading.Lock)
 
 
 class _Births(threading.local):
@@ -56,7 +64,7 @@ class Actor:
     one, runs in its worker's main thread when it is launched in a role: it holds the actor while it computes, and
     lets messages be served while it waits for a call or in `serve`.
 
-    A handler that waits admits messages of its own call chain only, so actors may call each other back without deadlock.
+    A handler that waits admits messages of its own call chain only: actors may call each other back without deadlock.
 
     Class arguments:
         concurrency: how many messages may be in progress at once; default 1.
@@ -161,28 +169,38 @@ class Actor:
 
 def install(session: Session) -> None:
     """Teaches a worker's objects service what an actor is."""
-    worker = session.worker
 
     def mailbox_for(value: Any, entry: Entry) -> MailboxCell | None:
         if not isinstance(value, Actor):
             return None
-        what = f"{type(value).__name__} {name_of(session, entry)!r}"
-        cell = MailboxCell(worker, entry.run, what, concurrency=0)
         if value._home is None:
             value._home = Home(session, entry, name_of(session, entry))
-        if entry.held:
-            return cell
-        cell.open(type(value).concurrency)
+        home = value._home
+        cell = home.entry.mailbox
+        if cell is None:
+            what = f"{type(value).__name__} {home.name!r}"
+            cell = home.entry.mailbox = MailboxCell(session.worker, home.entry.run, what, concurrency=0)
+        if home.entry is not entry:
+            # One more reference to the same actor, by `RRef(self)` or by a method that returned it: the same mailbox.
+            home.places += 1
+        elif not entry.held:
+            cell.open(type(value).concurrency)
         return cell
 
     def construct(entry: Entry, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        _births.home = Home(session, entry, name_of(session, entry))
+        home = _births.home = Home(session, entry, name_of(session, entry))
         try:
             value = function(*args, **kwargs)
+            _births.home = None
+            if isinstance(value, Actor) and value._home is home:
+                value.on_start()
+        except BaseException:
+            cell, entry.mailbox, home.stopped = entry.mailbox, None, True
+            if cell is not None:  # it had sent references to itself already
+                cell.close()
+            raise
         finally:
             _births.home = None
-        if isinstance(value, Actor):
-            value.on_start()
         return value
 
     session.objects.mailbox_for = mailbox_for
@@ -191,11 +209,41 @@ def install(session: Session) -> None:
 
 
 def _released(value: Any) -> None:
-    if isinstance(value, Actor):
+    """Stops an actor when its last place is given up, or its world has ended."""
+    home: Home | None = value._home
+    if home is None:
+        return
+    ended = home.session.member.ended.done
+    with home.door:
+        home.places -= 1
+        if home.stopped or (home.places > 0 and not ended):
+            return
+        home.stopped = True
+    cell = home.entry.mailbox
+    if ended or cell is None:
         try:
             value.on_stop()
         except Exception:
             log.exception("on_stop of %s failed", type(value).__name__)
+        return
+    job = cell.accept(_Stop(home))  # behind the messages that were there before
+    if job is not None:
+        home.session.worker.crew.submit(job)
+
+
+class _Stop(Message):
+    """A message that was not sent: the call of an actor's `on_stop`."""
+
+    __slots__ = ()
+
+    def __init__(self, home: Home) -> None:
+        worker, (creator, local) = home.session.worker, home.entry.id
+        super().__init__(
+            worker, Kind.TELL, 0, worker.id, 0, creator, local, worker.chain(), -1, None, sys.maxsize, ()
+        )  # fmt: skip
+
+    def load(self) -> Any:
+        return "on_stop", (), {}
 
 
 def name_of(session: Session, entry: Entry) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from actorrpc.errors import GroupError
 from actorrpc.options import UNSET_RPC_TIMEOUT
-from actorrpc.rref import RRef, call_method
+from actorrpc.rref import RRef, call_all, call_method
 from actorrpc.runtime.futures import Future
 
 if TYPE_CHECKING:
@@ -97,7 +97,11 @@ class Group(Sequence[RRef[Any]]):
         return _GroupProxy(lambda *call: (list(self._send("tell", UNSET_RPC_TIMEOUT, *call)), None)[1])
 
     def _call(self, timeout: float, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> GroupFuture:
-        return GroupFuture(self._members, list(self._send("rpc_async", timeout, name, args, kwargs)), self._first)
+        if self._shares is None:
+            futures = call_all(self._members, timeout, name, args, kwargs)
+        else:
+            futures = list(self._send("rpc_async", timeout, name, args, kwargs))
+        return GroupFuture(self._members, futures, self._first)
 
     def _send(
         self, verb: str, timeout: float, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -9,11 +9,11 @@ from actorrpc.runtime.futures import Future
 from actorrpc.services.ids import CREATOR
 from actorrpc.services.objects import Objects, OwnerHandle, UserHandle
 from actorrpc.session import Session, current
-from actorrpc.wire.codec import reading, writing
+from actorrpc.wire.codec import mentions_main, reading, writing
 from actorrpc.workers import info_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from actorrpc.runtime.message import Parcel
     from actorrpc.runtime.worker import Worker
@@ -194,6 +194,41 @@ def call_method(
     if verb == "tell":
         return worker.tell(handle.owner, handle.ref, body)
     return RRef._wrap(handle.service.create(handle.owner, handle.ref, body, timeout, name))
+
+
+def call_all(
+    refs: Sequence[RRef[Any]], timeout: float, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[Future[Any]]:
+    """Calls one method of several objects with the same arguments, which are written once.
+
+    Returns the futures, in the order of `refs`.
+    """
+    if not refs:
+        return []
+    worker = refs[0]._worker
+    frames, parcel = worker.write((name, args, kwargs), worker.id)
+    if parcel.refs or mentions_main(frames):
+        # Every receiver of a reference needs a fork of its own; and what may have to go again, by value, goes by itself.
+        parcel.restart()
+        return [_or_failed(lambda r=ref: call_method(r, "rpc_async", timeout, name, args, kwargs)) for ref in refs]  # type: ignore[misc]
+
+    def send(handle: OwnerHandle | UserHandle) -> Future[Any]:
+        handle.check()
+        return Future.of_call(
+            worker, lambda then: worker.post(handle.owner, handle.ref, frames, timeout, name, then=then)
+        )
+
+    return [_or_failed(lambda r=ref: send(r._handle)) for ref in refs]  # type: ignore[misc]
+
+
+def _or_failed(send: Callable[[], Future[Any]]) -> Future[Any]:
+    """Sends; where that fails, returns a future that has failed, so that the other members of a group are called."""
+    try:
+        return send()
+    except Exception as e:
+        future: Future[Any] = Future()
+        future.set_exception(e)
+        return future
 
 
 def make(session: Session, to: int, func: Callable[..., Any], args: Any, kwargs: Any, timeout: float) -> RRef[Any]:

@@ -15,8 +15,8 @@ from tests.worlds import STANDING, Pairs, World
 
 def _servants() -> set[int]:
     """The helper processes of `multiprocessing`, which live as long as the tests."""
-    pids = {getattr(forkserver._forkserver, "_forkserver_pid", None)}  # type: ignore[attr-defined]
-    pids.add(getattr(resource_tracker._resource_tracker, "_pid", None))  # type: ignore[attr-defined]
+    pids = {getattr(forkserver._forkserver, "_forkserver_pid", None)}
+    pids.add(getattr(resource_tracker._resource_tracker, "_pid", None))
     return {pid for pid in pids if pid is not None}
 
 

@@ -383,7 +383,7 @@ def test_a_remote_exception_keeps_type_arguments_worker_and_traceback() -> None:
             lambda to=to: rpc.remote(to, raise_chained).to_here(),
         ):
             with pytest.raises(LookupError) as caught:
-                call()
+                call()  # type: ignore[no-untyped-call]
             assert caught.value.args == ("outer", 7)
             if to == 0 and caught.value.__cause__.__class__ is OSError:
                 continue  # local_value of one's own reference raises the very exception

@@ -88,8 +88,8 @@ class Future(torch.futures.Future, Generic[T]):  # type: ignore[type-arg]
                 `timeout` it goes on, and may be waited for again.
             BaseException: what the call, or the callback, raised.
         """
+        self._await(timeout)  # also where the result is there: an actor's earlier messages go first (RULE MB3)
         if not self._settled:
-            self._await(timeout)
             self._settle()
         if self._error is not None:
             raise self._error

@@ -47,14 +47,17 @@ class Task:
     def _main(self) -> None:
         self.baton.acquire()
         self._simulation.here.task = self
+        run = self._run
+        del self._run  # timers may know this task long after its end; what it held goes now
         try:
             if not self._simulation.over:
-                self._run()
+                run()
         except _Over:
             pass
         except BaseException as e:
             self.error = e
         finally:
+            del run
             self.done = True
             for joiner in self.joiners:
                 joiner.ready = True
