@@ -22,13 +22,14 @@ class Group(Sequence[RRef[Any]]):
 
     Arguments:
         members: the references.
+        turns: counts for `pick`; default: a count of its own.
     """
 
-    def __init__(self, members: Sequence[RRef[Any]]) -> None:
+    def __init__(self, members: Sequence[RRef[Any]], turns: Iterator[int] | None = None) -> None:
         self._members = list(members)
         self._first = False
         self._shares: list[Any] | None = None
-        self._turns = itertools.count()
+        self._turns = itertools.count() if turns is None else turns
 
     def __len__(self) -> int:
         return len(self._members)
@@ -55,7 +56,13 @@ class Group(Sequence[RRef[Any]]):
         return group
 
     def pick(self) -> Group:
-        """Returns a group of one member: the next in turn."""
+        """Returns a group of one member: the next in turn.
+
+        Raises:
+            IndexError: the group is empty.
+        """
+        if not self._members:
+            raise IndexError("an empty group has nobody to pick")
         return Group([self._members[next(self._turns) % len(self)]])
 
     def scatter(self, shares: Sequence[Any]) -> Group:
@@ -136,7 +143,9 @@ class GroupFuture(Future[Any]):
         self._order: list[int] = []
         for i, future in enumerate(self._futures):
             future.add_done_callback(lambda done, i=i: self._one(i, done))  # type: ignore[misc]
-        if not self._futures:
+        if not self._futures and first:
+            self.set_exception(GroupError("an empty group has no first answer: it has no members"))
+        elif not self._futures:
             self.set_result([])
 
     def as_completed(self, timeout: float = UNSET_RPC_TIMEOUT) -> Iterator[tuple[RRef[Any], Future[Any]]]:

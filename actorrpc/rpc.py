@@ -125,8 +125,8 @@ def rpc_sync(
 
     Arguments:
         to: the worker's name, rank or WorkerInfo; it may be this one.
-        func: a function, builtin, class, bound method or lambda. Functions and classes go by name and must be importable
-            there; those of `__main__`, lambdas and local ones go by value where they must.
+        func: a function, builtin, class, bound method or lambda. Functions and classes go by name and must be
+            importable there; those of `__main__`, lambdas and local ones go by value where they must.
         args, kwargs: its arguments. Tensors arrive as copies of equal value, shape and stride.
         timeout: seconds; 0 for ever; below 0 (the default) the worker's own, 60 unless told otherwise.
 
@@ -135,7 +135,8 @@ def rpc_sync(
     Raises:
         RPCTimeoutError: time ran out; the function may or may not have run.
         WorkerLostError: the callee died or left.
-        SerializationError, DeserializationError: an argument or the result cannot be written, or read on the other side.
+        SerializationError, DeserializationError: an argument or the result cannot be written, or not be read on the
+            other side.
         NotAMemberError: there is no such worker, or this process is in no world.
         BaseException: what the function raised, with its remote traceback as the cause.
     """

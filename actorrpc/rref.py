@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 class RRef(Generic[T]):
     """A reference to an object on some worker, its *owner*. It may be sent to other workers; the object lives as long
-    as anybody holds a reference to it. Where the object is an Actor, calls through the reference go through its mailbox.
+    as anybody holds a reference to it. Where the object is an Actor, calls go through its mailbox.
 
     Arguments:
         value: an object of this process, which becomes the owner.
@@ -208,14 +208,14 @@ def call_all(
     worker = refs[0]._worker
     frames, parcel = worker.write((name, args, kwargs), worker.id)
     if parcel.refs or mentions_main(frames):
-        # Every receiver of a reference needs a fork of its own; and what may have to go again, by value, goes by itself.
+        # Every receiver of a reference needs a fork of its own; what may have to go again, by value, goes by itself.
         parcel.restart()
         return [_or_failed(lambda r=ref: call_method(r, "rpc_async", timeout, name, args, kwargs)) for ref in refs]  # type: ignore[misc]
 
     def send(handle: OwnerHandle | UserHandle) -> Future[Any]:
         handle.check()
         return Future.of_call(
-            worker, lambda then: worker.post(handle.owner, handle.ref, frames, timeout, name, then=then)
+            worker, lambda then: worker.calls.post(handle.owner, handle.ref, frames, timeout, name, then=then)
         )
 
     return [_or_failed(lambda r=ref: send(r._handle)) for ref in refs]  # type: ignore[misc]

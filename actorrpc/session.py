@@ -86,7 +86,9 @@ class Session:
                 f"shutdown(graceful=False) does not wait"
             )
         if member.orphaned is not None:
-            raise worker.lost_error(member.orphaned, "this worker could not learn whether the others have ended")
+            raise worker.members.lost_error(
+                member.orphaned, "this worker could not learn whether the others have ended"
+            )
 
     def leave(self) -> None:
         """Says goodbye and closes, without waiting for others."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 from actorrpc.errors import NotAMemberError
@@ -47,7 +48,9 @@ class World:
         if not records:
             known = ", ".join(self.roles) or "none"
             raise NotAMemberError(f"there is no role {name!r} in this world; there are: {known}")
-        return Group([_root(session, record.id) for record in sorted(records, key=lambda r: r.index)])
+        # The turns are the role's, so that `world.observer.pick()` gives the next one, though each look is a new group.
+        turns = session.worker.services.setdefault(World, {}).setdefault(name, itertools.count())
+        return Group([_root(session, record.id) for record in sorted(records, key=lambda r: r.index)], turns)
 
     def __getattr__(self, name: str) -> Group:
         if name.startswith("_"):

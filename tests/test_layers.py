@@ -57,13 +57,13 @@ def modules() -> list[tuple[str, Path]]:
     return found
 
 
-@pytest.mark.parametrize(("module", "path"), modules(), ids=lambda x: x if isinstance(x, str) else "")
+@pytest.mark.parametrize("module,path", modules(), ids=lambda x: x if isinstance(x, str) else "")
 def test_no_import_points_up(module: str, path: Path) -> None:
     assert not faults_in(path.read_text(), module)
 
 
 @pytest.mark.parametrize(
-    ("module", "source"),
+    "module,source",
     [
         ("actorrpc.wire.codec", "from actorrpc.runtime.worker import Worker"),
         ("actorrpc.runtime.crew", "def f():\n    import actorrpc.services.objects"),

@@ -530,7 +530,7 @@ def _still_works() -> None:
         assert rpc.rpc_sync(rank, abs, args=(-1,), timeout=10) == 1
     no_references()
     worker = session.current().worker
-    until(lambda: not worker.pending, what=f"calls are pending: {worker.pending}")
+    until(lambda: not worker.calls.pending, what=f"calls are pending: {worker.calls.pending}")
     until(lambda: worker.statistics()["queued"] == 0 and worker.statistics()["running"] == 0, what="handlers run on")
 
 

@@ -83,7 +83,8 @@ def _parts(roles: dict[str, Role | Callable[..., Any] | None]) -> list[Part]:
     first = parts[0].what
     if first is None or (isinstance(first, type) and not callable(getattr(first, "main", None))):
         raise TypeError(
-            f"the first role, {parts[0].role!r}, drives the world: it must be a function, or an Actor class with a `main`"
+            f"the first role, {parts[0].role!r}, drives the world: "
+            f"it must be a function, or an Actor class with a `main`"
         )
     return parts
 

@@ -1,1 +1,1 @@
-"""The kernel: worker, threads, mailboxes, pending calls, membership. It carries envelopes to actors and answers back."""
+"""The kernel: worker, threads, mailboxes, pending calls, membership. It carries envelopes to actors."""

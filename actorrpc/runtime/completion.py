@@ -73,7 +73,8 @@ class Call(Completion):
     """
 
     __slots__ = (
-        "again", "deadline", "failed", "failure", "flags", "frames", "id", "note", "peer", "refs", "sent_flags", "then", "timeout", "urgent", "what",
+        "again", "deadline", "failed", "failure", "flags", "frames", "id", "note", "peer", "refs", "sent_flags",
+        "then", "timeout", "urgent", "what",
     )  # fmt: skip
 
     def __init__(self, number: int, peer: int, timeout: float, deadline: float | None, what: object) -> None:
@@ -91,7 +92,7 @@ class Call(Completion):
         self.failed = self.urgent = False
         self.note: Callable[[Call], None] | None = None
         self.then: Callable[[Call], None] | None = None
-        self.again: Callable[[], Sequence[Frame]] | None = None
+        self.again: Callable[[], tuple[Sequence[Frame], Any]] | None = None
         self.refs: Any = None
 
 

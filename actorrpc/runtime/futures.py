@@ -1,8 +1,9 @@
 """The future: a `torch.futures.Future` that can also be waited for with a bound, and interrupted.
 
-A plain subclass would not do. `then` of torch's class gives back torch's class, its `wait` cannot be interrupted nor lend
-a handler's place, and completing it runs callbacks on the thread that completes. Here the state lives in a `Completion`;
-torch's own part is filled in afterwards (`_publish`), for `torch.futures.wait_all` and `collect_all`, which look at it.
+A plain subclass would not do. `then` of torch's class gives back torch's class, its `wait` cannot be interrupted nor
+lend a handler's place, and completing it runs callbacks on the thread that completes. Here the state lives in a
+`Completion`; torch's own part is filled in afterwards (`_publish`), for `torch.futures.wait_all` and `collect_all`,
+which look at it.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ class Future(torch.futures.Future, Generic[T]):  # type: ignore[type-arg]
     Arguments:
         devices: as in `torch.futures.Future`; devices whose streams are synchronised. None on a CPU.
 
-    A future of the user's own is completed with `set_result` or `set_exception`; one that `rpc_async` returned completes
-    itself. Callbacks run on a thread of the pool, or at once on the calling thread where the future is done already.
+    A future of the user's own is completed with `set_result` or `set_exception`; one that `rpc_async` returned
+    completes itself. Callbacks run on a thread of the pool, or at once on the calling thread where the future is done.
     """
 
     def __init__(self, *, devices: list[int | str | torch.device] | None = None) -> None:
@@ -113,7 +114,7 @@ class Future(torch.futures.Future, Generic[T]):  # type: ignore[type-arg]
         if worker.wait(core, deadline):
             return
         if isinstance(core, Call) and deadline == limit:
-            worker.expire(core)
+            worker.calls.expire(core)
         elif not core.done:
             raise self._too_late(timeout)
 
@@ -188,7 +189,8 @@ class Future(torch.futures.Future, Generic[T]):  # type: ignore[type-arg]
             if self._settled:
                 return
             core, worker = self._core, self._worker
-            assert isinstance(core, Call) and worker is not None
+            assert isinstance(core, Call)
+            assert worker is not None
             try:
                 self._value = worker.result(core)
             except BaseException as e:
@@ -196,7 +198,7 @@ class Future(torch.futures.Future, Generic[T]):  # type: ignore[type-arg]
             core.then = None
             self._settled = True
             callbacks, self._callbacks = self._callbacks, []
-        worker.publish_soon(self)
+        worker.calls.publish_soon(self)
         for callback in callbacks:  # not on this thread: it may hold locks that the callback wants
             worker.crew.submit(Job(Lane.FREE, self._call, callback))
 

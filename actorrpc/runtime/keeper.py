@@ -42,6 +42,7 @@ class Keeper:
         self.dropped: deque[Any] = deque()
         """What finalizers leave here, without a lock; `bury` is called for it in the control lane."""
         self.bury: Callable[[], None] | None = None
+        self._looked = 0.0
         self._pidfds: dict[int, int] = {}
         self._poll = select.poll() if hasattr(select, "poll") else None
 
@@ -83,7 +84,7 @@ class Keeper:
         try:
             fd = os.pidfd_open(record.pid)
         except OSError:
-            self._worker.lose(record.id, f"its process {record.pid} does not exist")
+            self._worker.members.lose(record.id, f"its process {record.pid} does not exist")
             return
         self._pidfds[record.id] = fd
         self._poll.register(fd, select.POLLIN)
@@ -106,30 +107,37 @@ class Keeper:
             self.unwatch(number)
 
     def _run(self) -> None:
-        worker, crew, now, quiet = self._worker, self._worker.crew, self._worker.clock.now, 0
-        looked = now()
+        quiet = 0
         while not self._stopping:
-            time = now()
-            if time >= self.due:
-                self._expire(time)
-            if self.dropped and self.bury is not None:
-                crew.submit(Job(Lane.CONTROL, self._bury, None))
-            if self._pidfds and time - looked >= _WATCH_SECONDS:
-                looked = time
-                self._look()
-            worker.settle_soon()
-            quiet = 0 if crew.tick(time) else quiet + 1
-            if quiet < _QUIET_TICKS:
-                self._gate.wait(TICK)
-                continue
-            crew.active = False
-            if crew.needs_keeper or worker.loose_ends:  # somebody put leadership down, or queued, before the line above
-                crew.active = True
-                quiet = 0
-                continue
-            self._gate.wait(self._pause(now()))
+            try:
+                quiet = self._round(quiet)
+            except Exception:  # nobody would look after time any more
+                log.exception("%s: the keeper met an error", self._worker)
+                self._gate.wait(_WATCH_SECONDS)
+
+    def _round(self, quiet: int) -> int:
+        """Looks after everything once. Takes and returns for how many rounds there was nothing to look after."""
+        worker, crew, now = self._worker, self._worker.crew, self._worker.clock.now
+        time = now()
+        if time >= self.due:
+            self._expire(time)
+        if self.dropped and self.bury is not None:
+            crew.submit(Job(Lane.CONTROL, self._bury, None))
+        if self._pidfds and time - self._looked >= _WATCH_SECONDS:
+            self._looked = time
+            self._look()
+        worker.calls.settle_soon()
+        quiet = 0 if crew.tick(time) else quiet + 1
+        if quiet < _QUIET_TICKS:
+            self._gate.wait(TICK)
+            return quiet
+        crew.active = False
+        if crew.needs_keeper or worker.calls.loose_ends:  # somebody had need of it just before the line above
             crew.active = True
-            quiet = _QUIET_TICKS - 2
+            return 0
+        self._gate.wait(self._pause(now()))
+        crew.active = True
+        return _QUIET_TICKS - 2
 
     def _pause(self, time: float) -> float | None:
         pause = self.due - time
@@ -151,13 +159,7 @@ class Keeper:
             else:
                 self._timers.append((at, run))
                 due = min(due, at)
-        for call in list(worker.pending.values()):
-            if call.deadline is None:
-                continue
-            if call.deadline <= time:
-                worker.give_up(call)
-            else:
-                due = min(due, call.deadline)
+        due = min(due, worker.calls.expire_due(time))
         self.due = min(self.due, due)
 
     def _look(self) -> None:
@@ -168,7 +170,7 @@ class Keeper:
                 self.unwatch(number)
                 peer = self._worker.peers.get(number)
                 if peer is not None and peer.standing is Standing.MEMBER:
-                    self._worker.lose(number, f"its process {peer.record.pid} has ended")
+                    self._worker.members.lose(number, f"its process {peer.record.pid} has ended")
 
 
 def _call(run: Callable[[], None]) -> None:

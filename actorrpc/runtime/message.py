@@ -60,8 +60,8 @@ class Message:
     """
 
     __slots__ = (
-        "answered", "call", "caller", "cell", "chain", "context", "creator", "deadline", "flags", "frames", "kept", "local", "mailbox",
-        "number", "turn", "wants_answer", "worker",
+        "answered", "call", "caller", "cell", "chain", "context", "creator", "deadline", "flags", "frames", "kept",
+        "local", "mailbox", "number", "turn", "wants_answer", "worker",
     )  # fmt: skip
 
     cell: Cell

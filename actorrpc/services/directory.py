@@ -99,7 +99,7 @@ class Directory:
         worker.services[Directory] = self
         worker.greeted = self._greeted
         worker.cells[DIRECTORY] = ServiceCell(worker, Lane.CONTROL, self._handle)
-        worker.watchers.append(self._gone)
+        worker.members.watchers.append(self._gone)
         self._take(worker.record, world_size, PROTOCOL)
 
     def expire(self) -> None:
@@ -140,7 +140,7 @@ class Directory:
         for way in list(self._ways):
             self._answer(way, verdict)
         if self.roster.refusal is None:
-            self._worker.admit(list(self.roster.records.values()))
+            self._worker.members.admit(list(self.roster.records.values()))
         self._worker.complete(self.joined)
 
     def _verdict(self) -> dict[str, Any]:
@@ -233,7 +233,7 @@ class Member:
         self.orphaned: Peer | None = None
         worker.services[Member] = self
         worker.cells[MEMBER] = ServiceCell(worker, Lane.CONTROL, self._handle)
-        worker.watchers.append(self._gone)
+        worker.members.watchers.append(self._gone)
 
     def arrive(self) -> None:
         """Tells the directory that this worker's own program has come to its end.
@@ -260,7 +260,7 @@ class Member:
             worker.tell(
                 message.caller,
                 DIRECTORY,
-                ("quiet", rest[0], (worker.quiet, worker.sent, worker.received)),
+                ("quiet", rest[0], (worker.quiet, worker.calls.sent, worker.received)),
                 control=True,
             )
         elif verb == "over":
@@ -270,10 +270,10 @@ class Member:
         elif verb == "stop":
             self._end()
         elif verb == "bye":
-            worker.lose(message.caller, "it shut down by itself", Standing.LEFT)
+            worker.members.lose(message.caller, "it shut down by itself", Standing.LEFT)
         elif verb == "gone":
             number, standing, reason = rest
-            worker.lose(number, f"{reason} (rank 0 says)", Standing(standing))
+            worker.members.lose(number, f"{reason} (rank 0 says)", Standing(standing))
 
     def _gone(self, peer: Peer) -> None:
         if peer.record.id == 0 and not self.ended.done:

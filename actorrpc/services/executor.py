@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from actorrpc.runtime.worker import Worker
 
 ASYNC_MARK = "_wrapped_async_rpc_function"
-"""The attribute by which `functions.async_execution` marks a function; torch's own name, so that its marks count too."""
+"""The attribute by which `functions.async_execution` marks a function; torch's name, so that its marks count too."""
 
 
 def install(worker: Worker) -> None:

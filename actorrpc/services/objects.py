@@ -187,7 +187,7 @@ class Objects:
         worker.fallback = self
         worker.cells[CREATOR] = _Creator(self)
         worker.cells[OBJECTS] = ServiceCell(worker, Lane.CONTROL, self._control)
-        worker.watchers.append(self._gone)
+        worker.members.watchers.append(self._gone)
         worker.keeper.bury = self._bury
 
     # -- what the face asks for
@@ -220,8 +220,8 @@ class Objects:
         made: list[UserFork] = []
 
         def answered(_: Call) -> None:
-            # Also with an error: the owner has made room for the object before it failed. And after a timeout: the order
-            # of messages sees to it that a deletion comes after what it deletes.
+            # Also with an error: the owner has made room for the object before it failed. And after a timeout: the
+            # order of messages sees to it that a deletion comes after what it deletes.
             if made:
                 self._confirm_later(made[0])
 

@@ -83,7 +83,7 @@ class _Joining:
             raise RendezvousError(f"{worker} could not join its world: time ran out; {self._status or where}")
         if "refused" in self._answer:
             raise RendezvousError(f"{worker} could not join its world: {self._answer['refused']}")
-        worker.admit([Record.from_json(data) for data in self._answer["members"]])
+        worker.members.admit([Record.from_json(data) for data in self._answer["members"]])
 
     def _dial(self, hint: bytes) -> None:
         try:

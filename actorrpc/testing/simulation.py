@@ -1,7 +1,7 @@
 """A scheduler for threads that run one at a time: who runs next is drawn from a seed, time passes when nobody can run.
 
-The threads are real ones, so the code under test needs no change; but each holds a baton while it runs, and gives it up
-only where it blocks in the clock's gates, in a transport or in a join. What happens between two such points is one step.
+The threads are real ones, so the code under test needs no change; but each holds a baton while it runs, and gives it
+up only where it blocks: in the clock's gates, in a transport or in a join. What happens in between is one step.
 """
 
 from __future__ import annotations

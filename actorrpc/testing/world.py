@@ -39,7 +39,7 @@ class SimWorld:
             rpc.install(session)
             self.sessions.append(session)
         for session in self.sessions:
-            session.worker.admit(records)
+            session.worker.members.admit(records)
         self._dead: set[int] = set()
 
     def __enter__(self) -> Self:
@@ -88,7 +88,7 @@ class SimWorld:
         for session in self.sessions:
             if session.worker.id not in self._dead:
                 worker = session.worker
-                notice = functools.partial(worker.lose, rank, "it was killed")
+                notice = functools.partial(worker.members.lose, rank, "it was killed")
                 self.simulation.at(self.simulation.time + noticed_after, notice)
 
     def _on_each(self, run: Callable[[Session], None]) -> None:

@@ -1,8 +1,8 @@
 """What the kernel asks of a transport: carry frames to a peer, and hand out what came in.
 
-The real one is `wire.zeromq`; `actorrpc.testing` has a simulated one. THREAD RULES of every transport: `receive` belongs
-to the one thread that leads; `send`, `dial` and `wake` may be called from any thread; `wake` also from a finalizer or a
-signal handler, so it takes no lock.
+The real one is `wire.zeromq`; `actorrpc.testing` has a simulated one. THREAD RULES of every transport: `receive`
+belongs to the one thread that leads; `send`, `dial`, `flush` and `wake` may be called from any thread; `wake` also from
+a finalizer or a signal handler, so it takes no lock.
 """
 
 from __future__ import annotations

@@ -160,5 +160,5 @@ def test_an_async_call_that_nobody_waits_for_expires_too() -> None:
 
 def test_a_world_that_stands_still_is_said_so() -> None:
     world = SimWorld(size=1, seed=0)
-    with pytest.raises(SimulationError, match="waits outside|stands still"), world:
+    with pytest.raises(SimulationError, match=r"waits outside|stands still"), world:
         world.run(lambda: world.simulation.gate().wait())

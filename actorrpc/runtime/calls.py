@@ -1,0 +1,212 @@
+"""The pending calls of a worker: sent, and not answered yet. Whoever takes a call out of the table completes it."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from actorrpc.errors import RPCTimeoutError
+from actorrpc.runtime.completion import Call, describe
+from actorrpc.runtime.crew import Job, Lane
+from actorrpc.wire import envelope
+from actorrpc.wire.envelope import Flag, Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from actorrpc.runtime.futures import Future
+    from actorrpc.runtime.message import Parcel
+    from actorrpc.runtime.worker import Worker
+    from actorrpc.wire.envelope import Frame
+
+log = logging.getLogger("actorrpc")
+_NEVER = float("inf")
+
+
+class Calls:
+    """The table of pending calls.
+
+    Attributes:
+        pending: by the calls' numbers.
+        sent: how many requests and tells went out, house-keeping apart.
+    """
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self.pending: dict[int, Call] = {}
+        self.sent = 0
+        self._ids = itertools.count(1)
+        self._unsettled: deque[Call] = deque()
+        self._unpublished: deque[Future[Any]] = deque()
+
+    def next_id(self) -> int:
+        """Returns a number that this worker has not used for a call."""
+        return next(self._ids)
+
+    def post(
+        self,
+        to: int,
+        target: tuple[int, int],
+        frames: Sequence[Frame],
+        timeout: float,
+        what: object,
+        parcel: Parcel | None = None,
+        again: Callable[[], tuple[Sequence[Frame], Parcel]] | None = None,
+        then: Callable[[Call], None] | None = None,
+        note: Callable[[Call], None] | None = None,
+        flags: int = 0,
+    ) -> Call:
+        """Sends a request whose payload is written. Arguments and errors: see `Worker.request`."""
+        worker = self._worker
+        if timeout < 0:
+            timeout = worker.timeout
+        deadline = worker.clock.now() + timeout if timeout > 0 else None
+        call = Call(next(self._ids), to, timeout, deadline, what)
+        call.again, call.then, call.note = again, then, note
+        if parcel is not None and parcel.refs:
+            call.refs = parcel
+            flags |= Flag.REFS
+        call.sent_flags = flags
+        self.pending[call.id] = call
+        self.sent += 1
+        try:
+            worker.emit(to, Kind.REQUEST, flags, call.id, target, worker.chain(), timeout or _NEVER, frames)
+        except BaseException:
+            self.pending.pop(call.id, None)
+            if parcel is not None:
+                parcel.restart()
+            raise
+        if deadline is not None and deadline < worker.keeper.due:
+            worker.keeper.schedule(deadline)
+        return call
+
+    # -- answers
+
+    def answered(
+        self, number: int, caller: int, failed: bool, flags: int, frames: Sequence[Frame], place: int
+    ) -> Job | None:
+        """Takes an answer in, under leadership. `place`: its place among the messages (RULE MB3)."""
+        worker, call = self._worker, self.pending.get(number)
+        if call is None or call.peer != caller or self.pending.pop(number, None) is None:
+            # Late: it expired. References in it must be taken over and dropped, or their counts stay up.
+            return Job(Lane.FREE, worker.discard, (frames, caller)) if flags & Flag.REFS else None
+        if failed and flags & Flag.NEEDS_VALUE and call.again is not None:
+            return Job(Lane.FREE, self._send_again, (call, frames))
+        call.frames, call.failed, call.flags = frames, failed, flags
+        if flags & Flag.UNREAD and call.refs is not None:
+            worker.crew.submit(Job(Lane.FREE, _take_back, call.refs))
+        call.again = call.refs = None
+        if call.note is not None:
+            call.note(call)
+        worker.crew.done(call, place)
+        if call.then is None or call.waiters:
+            return None
+        if call.urgent or worker.crew.pool_leads:
+            return Job(Lane.FREE, call.then, call)
+        self._unsettled.append(call)
+        worker.crew.wake_keeper()
+        return None
+
+    def _send_again(self, what: tuple[Call, Sequence[Frame]]) -> None:
+        call, answer = what
+        worker, again, call.again = self._worker, call.again, None
+        assert again is not None
+        try:
+            if call.refs is not None:
+                call.refs.restart()  # they were not read; the new payload has its own
+            frames, parcel = again()
+            call.refs = parcel if parcel.refs else None
+            target = envelope.unpack(memoryview(answer[0]))
+            remaining = _NEVER if call.deadline is None else max(0.001, call.deadline - worker.clock.now())
+            self.pending[call.id] = call
+            worker.emit(
+                call.peer, Kind.REQUEST, call.sent_flags, call.id, (target.creator, target.local),
+                target.chain, remaining, frames,
+            )  # fmt: skip
+        except BaseException as e:
+            self.pending[call.id] = call
+            self.fail(call, e)
+
+    # -- futures that nobody waits for
+
+    def publish_soon(self, future: Future[Any]) -> None:
+        """Has torch's part of a future filled in, off the present thread's stack."""
+        self._unpublished.append(future)
+        self._worker.crew.wake_keeper()
+
+    @property
+    def loose_ends(self) -> bool:
+        """Whether `settle_soon` has something to do."""
+        return bool(self._unsettled or self._unpublished)
+
+    def settle_soon(self) -> None:
+        """Sends a thread to finish what was put off: answers that came while a caller led and nobody waited for them,
+        and torch's part of futures that were waited for.
+        """
+        if self._unpublished:
+            futures = [self._unpublished.popleft() for _ in range(len(self._unpublished))]
+            self._worker.crew.submit(Job(Lane.FREE, _publish, futures))
+        while self._unsettled:
+            call = self._unsettled.popleft()
+            if call.then is not None:
+                self._worker.crew.submit(Job(Lane.FREE, call.then, call))
+
+    # -- calls that are not answered
+
+    def expire(self, call: Call) -> None:
+        """Gives a call up whose time has run out; where its answer is just coming, waits for that."""
+        self.give_up(call)
+        if not call.done:  # somebody else has taken it out of the table and is about to complete it
+            self._worker.wait(call, None)
+
+    def give_up(self, call: Call) -> None:
+        """Ends a call whose time has run out, unless its answer is just coming."""
+        ms = int(call.timeout * 1000)
+        peer = self._worker.members.peers.get(call.peer)
+        self.fail(
+            call,
+            RPCTimeoutError(
+                f"RPC ran for more than set timeout ({ms} ms) and will now be marked with an error: "
+                f"{describe(call.what)} on {peer.record if peer else f'rank {call.peer}'}; it may or may not have run"
+            ),
+        )
+
+    def expire_due(self, time: float) -> float:
+        """Gives up all calls whose time has run out at `time`; returns when the next one is due (infinity: none)."""
+        due = _NEVER
+        for call in list(self.pending.values()):
+            if call.deadline is None:
+                continue
+            if call.deadline <= time:
+                self.give_up(call)
+            else:
+                due = min(due, call.deadline)
+        return due
+
+    def fail(self, call: Call, error: BaseException) -> None:
+        """Ends a call with an error of this side's own, unless it has ended."""
+        if self.pending.pop(call.id, None) is None:
+            return
+        call.failure, call.failed, call.again, call.refs = error, True, None, None
+        if call.note is not None:
+            call.note(call)
+        self._worker.complete(call)
+        if call.then is not None and not call.waiters:
+            self._worker.crew.submit(Job(Lane.FREE, call.then, call))
+
+    def fail_all_to(self, peer: int | None, error: Callable[[], BaseException]) -> None:
+        """Ends all calls to a peer (None: to anybody)."""
+        for call in list(self.pending.values()):
+            if peer is None or call.peer == peer:
+                self.fail(call, error())
+
+
+def _take_back(parcel: Parcel) -> None:
+    parcel.restart()
+
+
+def _publish(futures: list[Future[Any]]) -> None:
+    while futures:
+        futures.pop()._publish()

@@ -1,0 +1,106 @@
+"""The members of the world as one worker knows them: who is there, and what follows when one is gone."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING
+
+from actorrpc.errors import NotAMemberError, WorkerLostError
+from actorrpc.runtime.crew import Job, Lane
+from actorrpc.runtime.peers import Peer, Standing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from actorrpc.runtime.peers import Record
+    from actorrpc.runtime.worker import Worker
+    from actorrpc.wire.envelope import Frame
+
+log = logging.getLogger("actorrpc")
+_EARLY_LIMIT = 10_000
+
+
+class Members:
+    """The members, by id and by name.
+
+    Attributes:
+        peers: all that were ever members, this worker too, by id.
+        names: the ids of the members, by name.
+        watchers: called, in the control lane, with every peer that was lost or has left.
+    """
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self.peers: dict[int, Peer] = {}
+        self.names: dict[str, int] = {}
+        self.watchers: list[Callable[[Peer], None]] = []
+        self._early: list[Sequence[Frame]] = []
+        self._door = threading.Lock()
+
+    def admit(self, records: Sequence[Record]) -> None:
+        """Learns of members; what they sent before this was known is taken up now."""
+        with self._door:
+            for record in records:
+                known = self.peers.get(record.id)
+                if known is None or known.record.incarnation != record.incarnation:
+                    self.peers[record.id] = Peer(record)
+                    self.names[record.name] = record.id
+            early, self._early = self._early, []
+        for frames in early:
+            self._worker.take(frames)
+
+    def keep_early(self, frames: Sequence[Frame]) -> None:
+        """Keeps the message of a sender who is not known, while the list of members has not come; else drops it."""
+        with self._door:
+            if len(self._early) < _EARLY_LIMIT and not self.peers:
+                self._early.append(frames)
+
+    def reach(self, number: int) -> Peer:
+        """Returns a peer that can be sent to, dialled.
+
+        Raises:
+            NotAMemberError: there is none of this id.
+            WorkerLostError: it was lost or has left.
+        """
+        worker, peer = self._worker, self.peers.get(number)
+        if peer is None:
+            raise NotAMemberError(f"there is no worker of rank {number} in the world of {worker}")
+        if peer.standing is not Standing.MEMBER:
+            raise self.lost_error(peer, "the message was not sent")
+        if not peer.dialled:
+            with peer.lock:
+                if not peer.dialled:
+                    worker.transport.dial(number, peer.record.endpoints)
+                    peer.dialled = True
+            worker.keeper.watch(peer)
+        return peer
+
+    def lose(self, number: int, reason: str, standing: Standing = Standing.LOST) -> None:
+        """Takes a peer for gone: its calls fail, its queue is dropped, watchers hear of it. May be said twice."""
+        worker, peer = self._worker, self.peers.get(number)
+        if peer is None or number == worker.id:
+            return
+        with peer.lock:
+            if peer.standing is not Standing.MEMBER:
+                return
+            peer.standing, peer.reason = standing, reason
+        worker.transport.hang_up(number)
+        if standing is Standing.LOST and worker.open and not worker.ending:
+            log.warning("%s: lost %s: %s", worker.record.name, peer.record, reason)
+        worker.calls.fail_all_to(number, lambda: self.lost_error(peer, "the call may or may not have run"))
+        worker.crew.submit(Job(Lane.CONTROL, self._tell_watchers, peer))
+
+    def _tell_watchers(self, peer: Peer) -> None:
+        for watcher in list(self.watchers):
+            watcher(peer)
+
+    @staticmethod
+    def lost_error(peer: Peer, consequence: str) -> WorkerLostError:
+        """Makes the error for what depended on a peer that is gone."""
+        word = "was lost" if peer.standing is Standing.LOST else "has left"
+        r = peer.record
+        return WorkerLostError(
+            f"{r} {word}: {peer.reason}; {consequence}",
+            worker=r.name, rank=r.id, host=r.host, pid=r.pid, reason=peer.reason,
+        )  # fmt: skip
