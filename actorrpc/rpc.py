@@ -97,6 +97,9 @@ def shutdown(graceful: bool = True, timeout: float = 0) -> None:
             session.close(2.0)
         else:
             session.leave()
+    except BaseException:
+        session.leave("its shutdown failed")  # else those who still wait for it would do so for ever
+        raise
     finally:
         session.close(0.2)
         set_default(None)

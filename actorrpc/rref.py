@@ -238,7 +238,11 @@ def make(session: Session, to: int, func: Callable[..., Any], args: Any, kwargs:
 
 def _write(ref: RRef[Any]) -> Any:
     parcel: Parcel = writing()
-    return _read, ref._handle.service.write(ref._handle, parcel)
+    try:
+        return _read, ref._handle.service.write(ref._handle, parcel)
+    except BaseException as e:
+        parcel.failure = e  # the next use of a reference whose object could not be made, and its error
+        raise
 
 
 def _read(*written: Any) -> RRef[Any]:
@@ -251,3 +255,4 @@ def _read(*written: Any) -> RRef[Any]:
 def install(session: Session) -> None:
     """Teaches a worker's codec to write references."""
     session.worker.codec.register(RRef, _write)
+    session.worker.reference_readers.add((_read.__module__, _read.__name__))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import logging
 import os
 import re
 import socket
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
     from actorrpc.options import RpcBackendOptions
 
+log = logging.getLogger("actorrpc")
 _NAME = re.compile(r"[A-Za-z0-9_:-]+")
 _NAME_LIMIT = 128
 
@@ -90,12 +93,17 @@ class Session:
                 member.orphaned, "this worker could not learn whether the others have ended"
             )
 
-    def leave(self) -> None:
-        """Says goodbye and closes, without waiting for others."""
+    def leave(self, reason: str = "it shut down by itself", patience: float = 5.0) -> None:
+        """Says goodbye and closes, without waiting for others.
+
+        Arguments:
+            reason: what the others are told.
+            patience: seconds that running handlers get to end.
+        """
         self.worker.ending = True
         with contextlib.suppress(NotAMemberError, WorkerLostError):
-            self.member.say_goodbye()
-        self.close(0.5)
+            self.member.say_goodbye(reason)
+        self.close(0.5, patience)
 
     def stop_actors(self) -> None:
         """Calls the `on_stop` of the actors that live here."""
@@ -104,9 +112,9 @@ class Session:
             for value in self.objects.actors():
                 released(value)
 
-    def close(self, linger: float) -> None:
+    def close(self, linger: float, patience: float = 5.0) -> None:
         """Frees everything."""
-        self.worker.stop(linger=linger)
+        self.worker.stop(patience, linger)
         if self._store is not None:
             self._store.close()
         if self._switch_interval is not None:
@@ -212,5 +220,15 @@ def _after_fork() -> None:
         _default, _forked = None, True
 
 
+def _at_exit() -> None:
+    """Ends the membership of a program that has ended without `shutdown`, so that the interpreter can end in peace."""
+    session = _default
+    if session is not None and session.worker.open:
+        log.debug("%s: the program ended without shutdown", session.worker)
+        with contextlib.suppress(Exception):  # threads cannot be started any more; the process ends in any case
+            session.leave("its program ended without shutdown", 0.5)
+
+
+atexit.register(_at_exit)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import copy
 import os
-import shutil
-import tempfile
 from typing import TYPE_CHECKING, Any
 
+from actorrpc.actor import Actor
 from actorrpc.launch import processes
 from actorrpc.launch.member import Part, take_part
 from actorrpc.options import RpcBackendOptions
+from actorrpc.session import check_name
+from actorrpc.wire.folders import HeldFolder
+from actorrpc.world import World
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = ["Role", "launch"]
+
+_GRACE = 2.0
+"""Seconds that a process gets to end after its worker has been ended (see `member`)."""
 
 
 class Role:
@@ -28,8 +34,15 @@ class Role:
     """
 
     def __init__(self, what: Callable[..., Any] | None, count: int = 1, /, *args: Any, **kwargs: Any) -> None:
-        if what is not None and not callable(what):
+        given: object = what
+        if isinstance(given, type):
+            fits = issubclass(given, Actor)
+        else:
+            fits = given is None or callable(given)
+        if not fits:
             raise TypeError(f"a role is an Actor class, a function or None, not {what!r}")
+        if not isinstance(count, int):
+            raise TypeError(f"count must be an int, not {count!r}; arguments for the class or function come after it")
         if count < 1:
             raise ValueError(f"a role has at least one worker, not {count}")
         self.what, self.count, self.args, self.kwargs = what, count, args, kwargs
@@ -59,18 +72,18 @@ def launch(*, options: RpcBackendOptions | None = None, **roles: Role | Callable
         ValueError, TypeError: the roles make no world.
     """
     parts = _parts(roles)
-    options = options or RpcBackendOptions()
+    options = copy.copy(options) if options is not None else RpcBackendOptions()
     if "TORCHELASTIC_RUN_ID" in os.environ:
         return _take_own_part(parts, options)
-    folder = tempfile.mkdtemp(prefix="actorrpc-launch-")
+    folder = HeldFolder()
     try:
-        options.init_method = f"file://{folder}/store"
+        options.init_method = f"file://{folder.path}/store"
         members = [
             processes.Member(part.name, take_part, (part, rank, len(parts), options)) for rank, part in enumerate(parts)
         ]
-        return processes.run(members)
+        return processes.run(members, grace=_GRACE)
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        folder.close()
 
 
 def _parts(roles: dict[str, Role | Callable[..., Any] | None]) -> list[Part]:
@@ -79,6 +92,9 @@ def _parts(roles: dict[str, Role | Callable[..., Any] | None]) -> list[Part]:
     parts = []
     for name, role in roles.items():
         spec = role if isinstance(role, Role) else Role(role)
+        check_name(f"{name}:{spec.count - 1}")
+        if hasattr(World, name):
+            raise ValueError(f"no role can be called {name!r}: world.{name} is something else")
         parts += [Part(name, i, spec.what, spec.args, spec.kwargs) for i in range(spec.count)]
     first = parts[0].what
     if first is None or (isinstance(first, type) and not callable(getattr(first, "main", None))):

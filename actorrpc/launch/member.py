@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from actorrpc import rpc
 from actorrpc.actor import Actor
-from actorrpc.errors import ActorGoneError, ActorRPCError
+from actorrpc.errors import ActorGoneError, ActorRPCError, WorkerLostError
 from actorrpc.runtime.handling import here
 from actorrpc.services.directory import Directory
 from actorrpc.session import set_default
@@ -60,12 +60,12 @@ def take_part(part: Part, rank: int, world_size: int, options: RpcBackendOptions
             value = _play(session, part)
         except ActorRPCError:
             # A `main` that is overtaken by the end of the world meets it in its next call.
-            if rank and session.member.over.done:
+            if rank and session.worker.ending:
                 value = None
             else:
                 raise
         if rank:
-            session.serve_out(0)
+            _see_out(session)
         else:
             _end_world(session)
         session.stop_actors()
@@ -102,6 +102,14 @@ def _play(session: Session, part: Part) -> Any:
     finally:
         here.handling = None
         cell.leave(handling)
+
+
+def _see_out(session: Session) -> None:
+    try:
+        session.serve_out(0)
+    except WorkerLostError:
+        if not session.worker.ending:  # else rank 0 has ended the world and did not wait for a `main` that went on
+            raise
 
 
 def _end_world(session: Session) -> None:

@@ -129,6 +129,17 @@ class Calls:
             self.pending[call.id] = call
             self.fail(call, e)
 
+    def abandon(self, call: Call) -> None:
+        """Gives up a call whose thread was interrupted: nobody will read the answer, but references in it count."""
+        call.then = self._drop_answer
+        if call.done:
+            self._worker.crew.submit(Job(Lane.FREE, self._drop_answer, call))
+
+    def _drop_answer(self, call: Call) -> None:
+        frames, call.frames = call.frames, ()
+        if frames and call.flags & Flag.REFS:
+            self._worker.discard((frames, call.peer))
+
     # -- futures that nobody waits for
 
     def publish_soon(self, future: Future[Any]) -> None:

@@ -8,13 +8,14 @@ which look at it.
 
 from __future__ import annotations
 
+import copy
 import logging
 import threading
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 
-from actorrpc.errors import RPCTimeoutError
+from actorrpc.errors import RemoteError, RPCTimeoutError
 from actorrpc.runtime.clock import LockGate
 from actorrpc.runtime.completion import Call, Completion, Waiter, describe
 from actorrpc.runtime.crew import Job, Lane
@@ -23,6 +24,7 @@ from actorrpc.wire.exposed import exposed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import TracebackType
 
     from actorrpc.runtime.worker import Worker
 
@@ -53,6 +55,7 @@ class Future(torch.futures.Future, Generic[T]):  # type: ignore[type-arg]
         self._settled = self._published = False
         self._value: Any = None
         self._error: BaseException | None = None
+        self._trace: TracebackType | None = None
         self._callbacks: list[Callable[[Future[T]], None]] = []
 
     @classmethod
@@ -93,7 +96,7 @@ class Future(torch.futures.Future, Generic[T]):  # type: ignore[type-arg]
         if not self._settled:
             self._settle()
         if self._error is not None:
-            raise self._error
+            raise self._error.with_traceback(self._trace)  # not some frames longer with every wait
         value: T = self._value
         return value
 
@@ -158,6 +161,7 @@ class Future(torch.futures.Future, Generic[T]):  # type: ignore[type-arg]
             if self._settled:
                 raise RuntimeError("the future is done already; it can be completed only once")
             self._value, self._error, self._settled = value, error, True
+            self._trace = error.__traceback__ if error is not None else None
             callbacks, self._callbacks = self._callbacks, []
         self._mark(core)
         self._publish()
@@ -218,7 +222,9 @@ class Future(torch.futures.Future, Generic[T]):  # type: ignore[type-arg]
             _Base.set_result(self, self._value)
         else:  # what torch's set_exception does, which would come back to set_result of this class
             _Base._set_unwrap_func(self, _raise)
-            _Base.set_result(self, self._error)
+            # A copy: the collector does not see what torch holds, and the error itself will hold frames when it has
+            # been raised, which may hold this future.
+            _Base.set_result(self, _bare_copy(self._error))
 
     # -- callbacks
 
@@ -261,6 +267,16 @@ class Future(torch.futures.Future, Generic[T]):  # type: ignore[type-arg]
 
 def _raise(error: BaseException) -> None:
     raise error
+
+
+def _bare_copy(error: BaseException) -> BaseException:
+    """Copies an error without its traceback."""
+    try:
+        made = copy.copy(error)
+        made.__cause__ = error.__cause__
+    except Exception:  # an exception class of the user's that cannot be copied
+        made = RemoteError(f"{type(error).__qualname__}: {error}", type_name=type(error).__qualname__)
+    return made.with_traceback(None)
 
 
 @exposed

@@ -23,15 +23,17 @@ class Parcel:
         peer: the worker id of the other end.
         refs: what the references in it noted down, for the case that it is never read; None without any.
         undo: called with `refs` when the writing starts anew.
+        failure: what to raise instead of saying that something could not be written; a reducer that fails sets it.
     """
 
-    __slots__ = ("peer", "refs", "undo", "worker")
+    __slots__ = ("failure", "peer", "refs", "undo", "worker")
 
     def __init__(self, worker: Worker, peer: int) -> None:
         self.worker = worker
         self.peer = peer
         self.refs: list[Any] | None = None
         self.undo: Any = None
+        self.failure: BaseException | None = None
 
     def restart(self) -> None:
         """Forgets what was noted: the message is written a second time, by other means."""

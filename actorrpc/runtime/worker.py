@@ -29,6 +29,7 @@ from actorrpc.wire import envelope
 from actorrpc.wire.codec import Codec, mentions_main
 from actorrpc.wire.envelope import HEADER_SIZE, MARK, STRANGER, Flag, Kind, pack_fields
 from actorrpc.wire.failures import read_failure, write_failure
+from actorrpc.wire.salvage import salvage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -61,6 +62,8 @@ class Worker:
         self.record, self.transport, self.clock, self.timeout = record, transport, clock, timeout
         self.id = record.id
         self.codec = Codec()
+        self.reference_readers: set[tuple[str, str]] = set()
+        """The loading functions of references, by module and name: what is saved of answers that cannot be read."""
         self.members = Members(self)
         self.peers, self.names = self.members.peers, self.members.names
         self.calls = Calls(self)
@@ -95,19 +98,29 @@ class Worker:
 
         Raises:
             SerializationError: a part of it cannot be written.
+            BaseException: a reducer said so through `Parcel.failure`.
         """
         parcel = Parcel(self, peer)
         try:
             return self.codec.dumps(body, parcel, by_value=by_value), parcel
         except BaseException:
             parcel.restart()
+            if parcel.failure is not None:
+                raise parcel.failure from None
             raise
 
     def chain(self) -> int:
-        """Returns the call chain of the present thread's handler, or a new one."""
+        """Returns the call chain of the present thread's handler, or a new one.
+
+        Raises:
+            NotAMemberError: an actor's `main` goes on although the world has ended.
+        """
         handling = here.handling
-        if handling is not None and handling.chain is not None and handling.worker is self:
-            return handling.chain
+        if handling is not None and handling.worker is self:
+            if handling.chain is not None:
+                return handling.chain
+            if self.ending and handling.turn is not None:
+                raise NotAMemberError(f"the world of {self} has ended; its main makes no more calls")
         return self.id << 40 | self.calls.next_id()
 
     def request(
@@ -278,7 +291,7 @@ class Worker:
     def discard(self, what: tuple[Sequence[Frame], int]) -> None:
         frames, caller = what
         try:
-            self._load(frames, caller)
+            self._load(frames, caller, True)
         except Exception as e:
             log.debug("%s: a late answer could not be read: %r", self.record.name, e)
 
@@ -394,24 +407,36 @@ class Worker:
             raise call.failure
         frames, call.frames = call.frames, ()
         if not call.failed:
-            return self._load(frames, call.peer)
+            return self._load(frames, call.peer, bool(call.flags & Flag.REFS))
         error = read_failure([memoryview(frames[0])[HEADER_SIZE:], *frames[1:]], self.codec)
-        if isinstance(error, Exception):
-            raise error
-        # A callee's sys.exit or Ctrl-C must not end the caller.
-        raise RemoteError(f"the call ended with {error!r}", type_name=type(error).__qualname__) from error
+        try:
+            if isinstance(error, Exception):
+                raise error
+            # A callee's sys.exit or Ctrl-C must not end the caller.
+            raise RemoteError(f"the call ended with {error!r}", type_name=type(error).__qualname__) from error
+        finally:
+            del error  # else it and this frame would keep each other, and the caller's frames, until a collection
 
-    def _load(self, frames: Sequence[Frame], peer: int) -> Any:
+    def _load(self, frames: Sequence[Frame], peer: int, refs: bool) -> Any:
         payload = [memoryview(frames[0])[HEADER_SIZE:], *frames[1:]]
-        if torch.is_inference_mode_enabled():
-            with torch.inference_mode(False):
-                return self.codec.loads(payload, Parcel(self, peer))
-        return self.codec.loads(payload, Parcel(self, peer))
+        try:
+            if torch.is_inference_mode_enabled():
+                with torch.inference_mode(False):
+                    return self.codec.loads(payload, Parcel(self, peer))
+            return self.codec.loads(payload, Parcel(self, peer))
+        except DeserializationError:
+            if refs:  # taken over and dropped at once, or the sender would count them for ever
+                salvage(payload, Parcel(self, peer), self.reference_readers)
+            raise
 
     def wait_result(self, call: Call) -> Any:
         """Waits for a call until it is answered or expires, and reads its answer."""
-        if not self.wait(call, call.deadline):
-            self.calls.expire(call)
+        try:
+            if not self.wait(call, call.deadline):
+                self.calls.expire(call)
+        except BaseException:
+            self.calls.abandon(call)
+            raise
         return self.result(call)
 
     def complete(self, what: Completion) -> None:

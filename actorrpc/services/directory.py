@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 from typing import TYPE_CHECKING, Any
@@ -90,6 +91,8 @@ class Directory:
         self.roster = Roster(world_size)
         self.joined = Completion()
         """Done when all have joined, or never can."""
+        self.all_told = Completion()
+        """Done when as many as were expected have been told that the world cannot come about."""
         self._worker, self._session = worker, session
         self._ways: dict[int, int] = {}
         self._done: set[int] = set()
@@ -128,7 +131,8 @@ class Directory:
         if self.roster.refusal is None and not self.roster.complete:
             self._answer(way, {"status": self.roster.status()})
         elif self.joined.done:
-            self._answer(way, self._verdict())  # it asks again, so the first answer was lost
+            self._answer(way, self._verdict())  # it asks again, so the first answer was lost; or it came too late
+        self._see_who_was_told()
 
     def _take(self, record: Record, world_size: int, protocol: int) -> None:
         self.roster.hello(record, world_size, protocol)
@@ -143,13 +147,18 @@ class Directory:
             self._worker.members.admit(list(self.roster.records.values()))
         self._worker.complete(self.joined)
 
+    def _see_who_was_told(self) -> None:
+        if self.joined.done and not self.all_told.done and len(self._ways) >= self.roster.world_size - 1:
+            self._worker.complete(self.all_told)
+
     def _verdict(self) -> dict[str, Any]:
         if self.roster.refusal is not None:
             return {"refused": self.roster.refusal}
         return {"members": [record.to_json() for record in self.roster.records.values()]}
 
     def _answer(self, way: int, answer: dict[str, Any]) -> None:
-        self._worker.greet(way, json.dumps({"session": self._session, **answer}).encode())
+        with contextlib.suppress(KeyError):  # hung up meanwhile: it has had its answer
+            self._worker.greet(way, json.dumps({"session": self._session, **answer}).encode())
 
     def close_ways(self) -> None:
         """Hangs up the ways by which joining workers were answered."""
@@ -243,12 +252,13 @@ class Member:
         """
         self._worker.tell(0, DIRECTORY, ("done",), control=True)
 
-    def say_goodbye(self) -> None:
-        """Tells the others that this worker leaves."""
+    def say_goodbye(self, reason: str) -> None:
+        """Tells the others that this worker leaves; those that it never spoke to hear it from rank 0."""
+        me = self._worker.id
         for number, peer in list(self._worker.peers.items()):
-            if number != self._worker.id and (peer.dialled or number == 0):
+            if number != me and (peer.dialled or 0 in (number, me)):
                 try:
-                    self._worker.tell(number, MEMBER, ("bye",), control=True)
+                    self._worker.tell(number, MEMBER, ("bye", reason), control=True)
                 except ActorRPCError:
                     continue
 
@@ -270,7 +280,7 @@ class Member:
         elif verb == "stop":
             self._end()
         elif verb == "bye":
-            worker.members.lose(message.caller, "it shut down by itself", Standing.LEFT)
+            worker.members.lose(message.caller, rest[0], Standing.LEFT)
         elif verb == "gone":
             number, standing, reason = rest
             worker.members.lose(number, f"{reason} (rank 0 says)", Standing(standing))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import itertools
 import logging
@@ -21,6 +22,7 @@ from actorrpc.wire.envelope import Flag
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+    from types import TracebackType
 
     from actorrpc.runtime.cells import MailboxCell
     from actorrpc.runtime.completion import Call
@@ -54,6 +56,7 @@ class Entry:
         self.mailbox: MailboxCell | None = None
         self._value: Any = None
         self._error: BaseException | None = None
+        self._trace: TracebackType | None = None
         self._waiting: list[Message] = []
         self._door = threading.Lock()
 
@@ -65,7 +68,7 @@ class Entry:
             BaseException: what its creation raised.
         """
         if self._error is not None:
-            raise self._error
+            raise self._error.with_traceback(self._trace)  # not one frame longer with every raise
         return self._value
 
     def accept(self, message: Message) -> Job | None:
@@ -87,6 +90,7 @@ class Entry:
         """Puts the object, or the error of its creation, in; lets in what has waited for it."""
         service = self._service
         self._value, self._error = value, error
+        self._trace = error.__traceback__ if error is not None else None
         if error is None and service.mailbox_for is not None:
             self.mailbox = service.mailbox_for(value, self)
         with self._door:
@@ -127,13 +131,18 @@ class OwnerHandle:
 
 
 class UserHandle:
-    """A user's hold on another worker's object; its end is the fork's."""
+    """A user's hold on another worker's object; its end is the fork's.
+
+    Attributes:
+        creation: the call that makes the object, or records the fork; None once it is known to have gone well.
+        failure: why there is no use in trying, found on this side.
+    """
 
     def __init__(self, service: Objects, fork: UserFork) -> None:
         self.service, self.fork = service, fork
         self.ref, self.owner = fork.ref, fork.owner
         self.creation: Call | None = None
-        self._failure: BaseException | None = None
+        self.failure: ActorRPCError | None = None
 
     @property
     def confirmed(self) -> bool:
@@ -141,17 +150,17 @@ class UserHandle:
         return self.fork.confirmed
 
     def check(self) -> None:
-        """Raises what the reference's creation, or its recording, is known to have failed of."""
+        """Raises what the reference's creation, or its recording, is known to have failed of.
+
+        Each time a fresh exception: one that was raised holds frames, and those this handle.
+        """
         call = self.creation
         if call is not None and call.done:
-            self.creation = None
             if call.failed:
-                try:
-                    self.service.worker.result(call)
-                except BaseException as e:
-                    self._failure = e
-        if self._failure is not None:
-            raise self._failure
+                raise self.service.failure_of(call)
+            self.creation = None
+        if self.failure is not None:
+            raise copy.copy(self.failure)
 
     def __del__(self) -> None:
         self.service.worker.keeper.drop(self.fork)
@@ -177,7 +186,7 @@ class Objects:
         """What anybody holds, the owner's own threads too."""
         self._unknown: dict[Id, list[Message]] = {}
         self._ids = itertools.count(1)
-        self._door = threading.Lock()
+        self._door, self._reading = threading.Lock(), threading.Lock()
         self.released: Callable[[Any], None] | None = None
         """Called, in a thread of the pool, with an object that nobody else holds any more. Set by the face."""
         self.root = self._entries[ROOT] = Entry(self, ROOT, held=True)
@@ -289,10 +298,29 @@ class Objects:
                 # In any case: a parent that is never told would be kept for ever.
                 self.worker.crew.submit(Job(Lane.CONTROL, lambda _: self._tell(parent, ("accept", fork)), None))
 
-            handle.creation = self.worker.request(
-                owner, OBJECTS, ("record", ref, fork), 0.0, "recording a reference", note=recorded
-            )
+            try:
+                handle.creation = self.worker.request(
+                    owner, OBJECTS, ("record", ref, fork), 0.0, "recording a reference", note=recorded
+                )
+            except ActorRPCError as e:  # the owner is gone: whoever uses the reference shall hear of it
+                handle.failure = e.with_traceback(None)
+                self._users.forget(fork)
+                self._tell(parent, ("accept", fork))
         return handle
+
+    def failure_of(self, call: Call) -> BaseException:
+        """Makes the error that a call ended with, which may be asked for any number of times."""
+        if call.failure is not None:
+            return copy.copy(call.failure)
+        with self._reading:  # which takes the frames out of the call
+            frames = call.frames
+            try:
+                self.worker.result(call)
+            except BaseException as e:
+                return e.with_traceback(None)
+            finally:
+                call.frames = frames
+        raise AssertionError("it did not fail")
 
     def adopt(self, ref: Id, owner: int) -> UserHandle:
         """Makes a reference to an object that is not counted, since it lives as long as its worker."""

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _WAY = -1
 _GREET_SECONDS = 0.5
+_REFUSAL_SECONDS = 5.0
 _LAST_WORD_SECONDS = 2.0
 """What a joining worker waits beyond its own limit for rank 0 to say who is missing."""
 
@@ -43,6 +44,8 @@ def found(worker: Worker, store: HintStore, world_size: int, deadline: float) ->
     store.publish(json.dumps({"session": session, "endpoints": worker.transport.endpoints}).encode(), deadline)
     if not worker.wait(directory.joined, deadline, lead=False):
         directory.expire()
+    elif directory.roster.refusal is not None:  # those who come a little later shall hear why, too
+        worker.wait(directory.all_told, min(deadline, worker.clock.now() + _REFUSAL_SECONDS), lead=False)
     directory.close_ways()
     if directory.roster.refusal is not None:
         raise RendezvousError(f"{worker} could not start a world of {world_size}: {directory.roster.refusal}")

@@ -13,26 +13,18 @@ ZeroMQ facts that bind this file:
 from __future__ import annotations
 
 import contextlib
-import glob
 import os
-import shutil
 import struct
 import sys
-import tempfile
 import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import zmq
 
-try:
-    import fcntl
-
-    _HAVE_FLOCK = True
-except ImportError:  # on Windows, where there is no ipc either
-    _HAVE_FLOCK = False
-
+from actorrpc.wire import folders
 from actorrpc.wire.exposed import exposed
+from actorrpc.wire.folders import HeldFolder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,8 +53,7 @@ class ZmqTransport:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, min(max_sockets, self._context.get(zmq.SOCKET_LIMIT)))
         self._inbox = self._context.socket(zmq.ROUTER)
-        self._folder: str | None = None
-        self._lock_fd = -1
+        self._folder: HeldFolder | None = None
         self._outboxes: dict[int, _Outbox] = {}
         self._unpacked: deque[bytes] = deque()
         self.holding = False
@@ -86,11 +77,10 @@ class ZmqTransport:
         inbox.setsockopt(zmq.RCVHWM, 0)
         inbox.setsockopt(zmq.SNDHWM, 0)
         inbox.setsockopt(zmq.BACKLOG, 1024)
-        if ipc and _HAVE_FLOCK and zmq.has("ipc"):
+        if ipc and folders.AVAILABLE and zmq.has("ipc"):
             try:
-                self._folder = _private_folder()
-                self._lock_fd = _hold(self._folder)
-                endpoint = f"ipc://{self._folder}/inbox"
+                self._folder = HeldFolder(_IPC_PATH_LIMIT - len("/inbox"))
+                endpoint = f"ipc://{self._folder.path}/inbox"
                 inbox.bind(endpoint)
                 endpoints.append(endpoint)
             except (OSError, zmq.ZMQError):
@@ -216,11 +206,8 @@ class ZmqTransport:
 
     def _remove_folder(self) -> None:
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder.close()
             self._folder = None
-        if self._lock_fd >= 0:
-            os.close(self._lock_fd)
-            self._lock_fd = -1
 
 
 class _Outbox:
@@ -280,44 +267,6 @@ def _wake_pair() -> tuple[int, int]:
 def _drain(fd: int) -> None:
     with contextlib.suppress(BlockingIOError):
         os.read(fd, 4096)
-
-
-def _private_folder() -> str:
-    """Makes the folder of the ipc socket, mode 0700; clears away those that killed workers of this user left behind.
-
-    A living worker holds a lock in its folder: process ids would say nothing across pid namespaces that share a disk.
-    """
-    for base in (tempfile.gettempdir(), "/tmp"):
-        if len(base) + 40 <= _IPC_PATH_LIMIT and os.access(base, os.W_OK):
-            break
-    else:
-        raise OSError(f"no folder for an ipc socket has a path short enough for the limit of {_IPC_PATH_LIMIT}")
-    for old in glob.glob(f"{base}/actorrpc-*"):
-        if _abandoned(old):
-            shutil.rmtree(old, ignore_errors=True)
-    return tempfile.mkdtemp(prefix="actorrpc-", dir=base)
-
-
-def _hold(folder: str) -> int:
-    """Takes the lock that says that a folder is in use; returns the descriptor that holds it."""
-    fd = os.open(f"{folder}/new", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    fcntl.flock(fd, fcntl.LOCK_EX)
-    os.rename(f"{folder}/new", f"{folder}/lock")
-    return fd
-
-
-def _abandoned(folder: str) -> bool:
-    try:
-        fd = os.open(f"{folder}/lock", os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    finally:
-        os.close(fd)
-    return True
 
 
 def _reachable(endpoints: Sequence[str]) -> str:

@@ -125,11 +125,11 @@ def test_callbacks_never_run_on_the_stack_of_a_waiting_caller() -> None:
 @inside
 def test_torchs_wait_all_and_collect_all_take_our_futures() -> None:
     for to in (OTHER, 0):
-        futures = [rpc.rpc_async(to, give, args=(i, 0.01)) for i in range(20)]
+        futures: list[torch.futures.Future[Any]] = [rpc.rpc_async(to, give, args=(i, 0.01)) for i in range(20)]
         assert torch.futures.wait_all(futures) == list(range(20))
         futures = [rpc.rpc_async(to, give, args=(i, 0.01)) for i in range(20)]
         assert [f.wait() for f in torch.futures.collect_all(futures).wait()] == list(range(20))
-        done = [rpc.rpc_async(to, give, args=(i,)) for i in range(20)]
+        done: list[torch.futures.Future[Any]] = [rpc.rpc_async(to, give, args=(i,)) for i in range(20)]
         for future in done:
             future.wait()
         assert torch.futures.wait_all(done) == list(range(20))
@@ -206,7 +206,7 @@ def test_a_future_of_the_users_own_wakes_its_waiter_in_user_threads_and_handlers
 def test_a_future_of_the_users_own_wakes_waiters_promptly_whoever_completes_it() -> None:
     for _ in range(100):
         future: rpc.Future[float] = rpc.Future()
-        starter = threading.Thread(target=lambda f=future: f.set_result(time.monotonic()))  # type: ignore[misc]
+        starter = threading.Thread(target=lambda f=future: f.set_result(time.monotonic()))
         starter.start()
         future.wait(2)
         starter.join()
@@ -233,7 +233,7 @@ def test_several_threads_may_wait_for_one_future() -> None:
         for seconds in (0.0, 0.1):
             future = rpc.rpc_async(to, give, args=(9, seconds))
             got: list[int] = []
-            threads = [threading.Thread(target=lambda f=future: got.append(f.wait())) for _ in range(8)]  # type: ignore[misc]
+            threads = [threading.Thread(target=lambda f=future, got=got: got.append(f.wait())) for _ in range(8)]
             for thread in threads:
                 thread.start()
             assert future.wait() == 9
@@ -293,7 +293,9 @@ def test_async_execution_answers_with_its_futures_result() -> None:
         assert ref.rpc_sync().bound(6) == 7
         assert ref.rpc_async().of_class(6).wait() == 7
         assert ref.remote().static(6).to_here() == 7
-        with pytest.raises(TypeError, match="must return a torch.futures.Future object, but not_a_future returned int"):
+        with pytest.raises(
+            TypeError, match=r"must return a torch\.futures\.Future object, but not_a_future returned int"
+        ):
             rpc.rpc_sync(to, not_a_future)
         with pytest.raises(ValueError, match="later"):
             rpc.rpc_sync(to, later_fails)

@@ -1,0 +1,72 @@
+"""Temporary folders that go with the process: the next one clears away what a killed one left behind."""
+
+from __future__ import annotations
+
+import glob
+import os
+import shutil
+import tempfile
+
+try:
+    import fcntl
+
+    AVAILABLE = True
+except ImportError:  # on Windows
+    AVAILABLE = False
+
+_PREFIX = "actorrpc-"
+
+
+class HeldFolder:
+    """A folder of mode 0700, which exists until `close`, or until its process has died and another one makes a folder.
+
+    A living process holds a lock in its folder: process ids would say nothing across pid namespaces that share a disk.
+
+    Arguments:
+        path_limit: how many characters the folder's path may have; for sockets, whose paths are limited.
+
+    Raises:
+        OSError: there is no place for it.
+    """
+
+    def __init__(self, path_limit: int | None = None) -> None:
+        base = _base(path_limit)
+        for old in glob.glob(f"{base}/{_PREFIX}*"):
+            if _abandoned(old):
+                shutil.rmtree(old, ignore_errors=True)
+        self.path = tempfile.mkdtemp(prefix=_PREFIX, dir=base)
+        self._lock = -1
+        if AVAILABLE:
+            self._lock = os.open(f"{self.path}/new", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+            os.rename(f"{self.path}/new", f"{self.path}/lock")  # seen by others only when it is held
+
+    def close(self) -> None:
+        """Removes the folder and all that is in it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+def _base(path_limit: int | None) -> str:
+    for base in (tempfile.gettempdir(), "/tmp"):
+        if (path_limit is None or len(base) + 2 + len(_PREFIX) + 8 <= path_limit) and os.access(base, os.W_OK):
+            return base
+    raise OSError(f"no folder for temporary files has a path short enough for the limit of {path_limit}")
+
+
+def _abandoned(folder: str) -> bool:
+    if not AVAILABLE:
+        return False
+    try:
+        fd = os.open(f"{folder}/lock", os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return True

@@ -1,0 +1,513 @@
+"""How worlds begin and end: rendezvous, shutdown, exit, death, fork. Real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import actorrpc as rpc
+from actorrpc import session
+from tests.worlds import Outcome, World, raised_within, run_processes, run_world, until
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+@pytest.fixture
+def meet() -> Iterator[str]:
+    """A file to meet at."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield f"file://{folder}/meet"
+
+
+def options(method: str, **more: Any) -> rpc.RpcBackendOptions:
+    return rpc.RpcBackendOptions(**{"init_method": method, "init_timeout": 20.0, **more})
+
+
+def add(a: int, b: int) -> int:
+    return a + b
+
+
+def fine(outcomes: list[Outcome]) -> list[Any]:
+    for outcome in outcomes:
+        assert outcome.returned, f"rank {outcome.rank} died: {outcome}"
+        assert not outcome.traceback, f"rank {outcome.rank}\n{outcome.traceback}\n{outcome.stderr}"
+        assert outcome.problems == [], outcome.problems
+    return [outcome.value for outcome in outcomes]
+
+
+def greet_all(rank: int, size: int) -> None:
+    for other in range(size):
+        assert rpc.rpc_sync(other, add, args=(rank, 1)) == rank + 1
+
+
+# -- beginning
+
+
+def test_a_world_of_one() -> None:
+    run_world(greet_all, 1, args=(1,))
+
+
+@pytest.mark.parametrize("n", [2, 4])
+def test_worlds_meet_at_a_file_and_at_a_port(n: int) -> None:
+    run_world(greet_all, n, args=(n,))
+    run_world(greet_all, n, args=(n,), init_method=f"tcp://127.0.0.1:{free_port()}")
+
+
+def test_a_world_meets_by_the_environment() -> None:
+    def program(rank: int, port: int) -> None:
+        os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE="2")
+        rpc.init_rpc(f"w{rank}")
+        greet_all(rank, 2)
+        rpc.shutdown()
+
+    fine(run_processes(program, 2, args=(free_port(),)))
+
+
+@pytest.mark.parametrize("first", ["group", "rpc"])
+def test_a_process_group_may_share_the_port(first: str) -> None:
+    def program(rank: int, port: int) -> float:
+        import torch.distributed as dist
+
+        os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE="2")
+        if first == "group":
+            dist.init_process_group("gloo")
+            rpc.init_rpc(f"w{rank}")
+        else:
+            rpc.init_rpc(f"w{rank}")
+            dist.init_process_group("gloo")
+        value = torch.ones(2)
+        dist.all_reduce(value)
+        greet_all(rank, 2)
+        dist.barrier()
+        rpc.shutdown()
+        dist.destroy_process_group()
+        return float(value[0])
+
+    outcomes = run_processes(program, 2, args=(free_port(),), check=False)
+    assert fine(outcomes) == [2.0, 2.0]
+
+
+def test_a_late_worker_is_waited_for(meet: str) -> None:
+    def program(rank: int) -> None:
+        time.sleep(1.5 * rank)
+        rpc.init_rpc(f"w{rank}", rank=rank, world_size=2, rpc_backend_options=options(meet))
+        greet_all(rank, 2)
+        rpc.shutdown()
+
+    fine(run_processes(program, 2))
+
+
+def join_and_fail(rank: int, name: str, size: int, method: str, seconds: float) -> tuple[str, float]:
+    began = time.monotonic()
+    with pytest.raises(rpc.RendezvousError) as caught:
+        rpc.init_rpc(name, rank=rank, world_size=size, rpc_backend_options=options(method, init_timeout=seconds))
+    took = time.monotonic() - began
+    rpc.shutdown()  # does nothing
+    assert not session.is_available()
+    return str(caught.value), took
+
+
+@pytest.mark.parametrize("missing", [1, 0])
+def test_a_missing_rank_is_named_on_every_rank_that_came(missing: int, meet: str) -> None:
+    def program(rank: int) -> tuple[str, float] | None:
+        return join_and_fail(rank, f"w{rank}", 3, meet, 3.0) if rank != missing else None
+
+    for rank, got in enumerate(fine(run_processes(program, 3))):
+        if rank != missing:
+            text, took = got
+            assert took < 8
+            assert ("missing rank 1" in text and "w0" in text and "w2" in text) if missing else "rank 0" in text
+
+
+def test_two_workers_of_one_name_are_refused_everywhere(meet: str) -> None:
+    def program(rank: int) -> tuple[str, float]:
+        return join_and_fail(rank, "same" if rank < 2 else "other", 3, meet, 20.0)
+
+    for text, took in fine(run_processes(program, 3)):
+        assert took < 8
+        assert "Workers 0 and 1 share the same name" in text
+
+
+def test_two_workers_of_one_rank_and_wrong_sizes_are_refused(meet: str) -> None:
+    def same_rank(rank: int) -> tuple[str, float]:
+        return join_and_fail(min(rank, 1), f"w{rank}", 3, meet, 20.0)
+
+    for text, _ in fine(run_processes(same_rank, 3)):
+        assert "two workers have rank 1" in text
+
+    def wrong_size(rank: int) -> tuple[str, float]:
+        return join_and_fail(rank, f"w{rank}", 2 + rank, f"{meet}2", 20.0)
+
+    for text, _ in fine(run_processes(wrong_size, 2)):
+        assert "world_size=3" in text
+        assert "world_size=2" in text
+
+
+def test_after_a_failed_init_shutdown_does_nothing_and_init_works_again(meet: str) -> None:
+    def program(rank: int) -> None:
+        join_and_fail(rank, "same", 2, meet, 20.0)
+        rpc.init_rpc(f"w{rank}", rank=rank, world_size=2, rpc_backend_options=options(f"{meet}2"))
+        greet_all(rank, 2)
+        rpc.shutdown()
+
+    fine(run_processes(program, 2))
+
+
+@pytest.mark.parametrize("where", ["file", "tcp"])
+def test_a_process_may_join_ten_worlds_one_after_the_other(where: str, meet: str) -> None:
+    method = meet if where == "file" else f"tcp://127.0.0.1:{free_port()}"
+
+    def program(rank: int) -> list[tuple[int, int]]:
+        sizes = []
+        for _ in range(10):
+            rpc.init_rpc(f"w{rank}", rank=rank, world_size=2, rpc_backend_options=options(method))
+            greet_all(rank, 2)
+            assert rpc.remote(1 - rank, add, args=(1, 2)).to_here() == 3
+            rpc.shutdown()
+            sizes.append((threading.active_count(), len(os.listdir("/proc/self/fd"))))
+        return sizes
+
+    for sizes in fine(run_processes(program, 2, timeout=60)):
+        assert sizes[9][0] <= sizes[1][0]
+        assert sizes[9][1] <= sizes[1][1]
+
+
+# -- ending
+
+
+def test_a_worker_serves_in_shutdown_until_all_have_come(meet: str) -> None:
+    def program(rank: int) -> float:
+        rpc.init_rpc(f"w{rank}", rank=rank, world_size=2, rpc_backend_options=options(meet))
+        began = time.monotonic()
+        if rank == 0:
+            while time.monotonic() < began + 1.0:
+                assert rpc.rpc_sync(1, add, args=(1, 2)) == 3
+                assert rpc.rpc_sync(1, threading.active_count) > 0
+        rpc.shutdown()
+        return time.monotonic() - began
+
+    assert min(fine(run_processes(program, 2))) >= 1.0
+
+
+def chain(depth: int, seconds: float) -> int:
+    time.sleep(seconds)
+    other = (rpc.get_worker_info().id + 1) % 3
+    return 1 if depth == 0 else 1 + int(rpc.rpc_sync(other, chain, args=(depth - 1, seconds)))
+
+
+def test_shutdown_waits_for_nested_work_that_is_under_way(meet: str) -> None:
+    def program(rank: int) -> list[int]:
+        rpc.init_rpc(f"w{rank}", rank=rank, world_size=3, rpc_backend_options=options(meet))
+        futures = [rpc.rpc_async((rank + 1) % 3, chain, args=(6, 0.05)) for _ in range(3)]
+        rpc.shutdown()
+        assert all(future.done() for future in futures)
+        return [future.wait() for future in futures]
+
+    assert fine(run_processes(program, 3)) == [[7] * 3] * 3
+
+
+def test_shutdown_waits_for_callbacks_and_what_they_start(meet: str) -> None:
+    def program(rank: int) -> list[int]:
+        rpc.init_rpc(f"w{rank}", rank=rank, world_size=2, rpc_backend_options=options(meet))
+        seen: list[int] = []
+        future = rpc.rpc_async(1 - rank, chain_of_one, args=(0.2,))
+        future.add_done_callback(lambda f: seen.append(rpc.rpc_sync(1 - rank, chain_of_one, args=(0.2,))))
+        rpc.shutdown()
+        return seen
+
+    assert fine(run_processes(program, 2)) == [[1], [1]]
+
+
+def chain_of_one(seconds: float) -> int:
+    time.sleep(seconds)
+    return 1
+
+
+def test_shutdown_has_a_bound_and_says_what_it_waited_for(meet: str) -> None:
+    def program(rank: int) -> str:
+        rpc.init_rpc(f"w{rank}", rank=rank, world_size=2, rpc_backend_options=options(meet))
+        if rank == 1:
+            time.sleep(2)
+            rpc.shutdown(graceful=False)
+            return ""
+        with raised_within(1.5), pytest.raises(rpc.RendezvousError, match="shutdown") as caught:
+            rpc.shutdown(timeout=0.5)
+        return str(caught.value)
+
+    fine(run_processes(program, 2))
+
+
+def call_for_ever(to: int) -> None:
+    while True:
+        rpc.rpc_sync(to, add, args=(1, 2))
+
+
+def test_a_local_shutdown_does_not_wait_and_the_others_hear_of_it(meet: str) -> None:
+    def program(rank: int) -> None:
+        rpc.init_rpc(f"w{rank}", rank=rank, world_size=3, rpc_backend_options=options(meet))
+        greet_all(rank, 3)
+        if rank == 1:
+            time.sleep(0.3)
+            with raised_within(3):
+                rpc.shutdown(graceful=False)
+            return
+        with raised_within(5), pytest.raises(rpc.WorkerLostError, match=r"w1.*has left") as caught:
+            call_for_ever(1)
+        assert (caught.value.worker, caught.value.rank) == ("w1", 1)
+        greet_all(0, 1)
+        rpc.shutdown()
+
+    fine(run_processes(program, 3))
+
+
+@pytest.mark.parametrize("graceful", [True, False])
+def test_rank_0_that_gives_up_or_leaves_does_not_keep_the_others_waiting(graceful: bool, meet: str) -> None:
+    def program(rank: int) -> None:
+        rpc.init_rpc(f"w{rank}", rank=rank, world_size=2, rpc_backend_options=options(meet))
+        if rank == 1:
+            if graceful:
+                time.sleep(1.0)
+            with raised_within(5), pytest.raises(rpc.WorkerLostError, match=r"w0.*has left"):
+                rpc.shutdown()
+            return
+        if graceful:
+            with pytest.raises(rpc.RendezvousError):
+                rpc.shutdown(timeout=0.3)
+        else:
+            time.sleep(0.5)
+            rpc.shutdown(graceful=False)
+        time.sleep(3)  # the process lives on, so that nothing but its word can tell
+
+    fine(run_processes(program, 2))
+
+
+def test_a_worker_that_dies_does_not_hold_up_the_others_shutdown(meet: str) -> None:
+    def program(rank: int) -> None:
+        rpc.init_rpc(f"w{rank}", rank=rank, world_size=3, rpc_backend_options=options(meet))
+        greet_all(rank, 3)
+        if rank == 1:
+            time.sleep(0.5)
+            os._exit(3)
+        with raised_within(8):
+            rpc.shutdown()
+
+    outcomes = run_processes(program, 3)
+    assert outcomes[1].exitcode == 3
+    fine([outcomes[0], outcomes[2]])
+
+
+def test_the_death_of_rank_0_ends_the_others_shutdown_with_an_error(meet: str) -> None:
+    def program(rank: int) -> None:
+        rpc.init_rpc(f"w{rank}", rank=rank, world_size=2, rpc_backend_options=options(meet))
+        greet_all(rank, 2)
+        if rank == 0:
+            time.sleep(0.5)
+            os._exit(3)
+        with raised_within(8), pytest.raises(rpc.WorkerLostError, match="w0"):
+            rpc.shutdown()
+
+    fine(run_processes(program, 2)[1:])
+
+
+# -- death of a peer
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_calls_to_a_killed_worker_fail_soon_and_say_who_it_was(first: int) -> None:
+    def pending(rank: int) -> dict[str, Any]:
+        with raised_within(10), pytest.raises(rpc.WorkerLostError) as caught:
+            rpc.rpc_sync(rank, time.sleep, args=(30,))
+        return {**vars(caught.value), "text": str(caught.value)}
+
+    def later(rank: int) -> float:
+        began = time.monotonic()
+        for call in (
+            lambda: rpc.rpc_sync(rank, add, args=(1, 2)),
+            lambda: rpc.rpc_async(rank, add, args=(1, 2)).wait(),
+            lambda: rpc.remote(rank, add, args=(1, 2)).to_here(),
+        ):
+            with pytest.raises(rpc.WorkerLostError, match=f"worker{rank}"):
+                call()  # type: ignore[no-untyped-call]
+        assert rpc.rpc_sync(2, add, args=(1, 2)) == 3
+        return time.monotonic() - began
+
+    caller, callee = 1 - first, first
+    with World(3) as world:
+        pid = world.pid(callee)
+        world.start(caller, pending, callee)
+        time.sleep(0.3)
+        began = time.monotonic()
+        world.kill(callee)
+        got = world.result(caller)
+        assert time.monotonic() - began < 3
+        assert (got["worker"], got["rank"], got["pid"]) == (f"worker{callee}", callee, pid)
+        assert got["host"] == socket.gethostname()
+        assert "may or may not have run" in got["text"]
+        assert world.on(caller, later, callee) < 1
+        if callee == 0:  # nobody is left to say when all is done
+            for rank in (1, 2):
+                world.on(rank, rpc.shutdown, False)
+
+
+def test_a_forked_child_is_no_worker_and_does_its_parent_no_harm(meet: str) -> None:
+    def in_child() -> int:
+        with pytest.raises(rpc.NotAMemberError, match="forked"):
+            rpc.rpc_sync(1, add, args=(1, 2))
+        with pytest.raises(rpc.NotAMemberError, match="forked"):
+            rpc.RRef(1)
+        rpc.shutdown()
+        return 0
+
+    def program(rank: int) -> None:
+        rpc.init_rpc(f"w{rank}", rank=rank, world_size=2, rpc_backend_options=options(meet))
+        ref = rpc.remote(1 - rank, list)
+        for _ in range(5):
+            pid = os.fork()
+            if pid == 0:
+                code = 1
+                try:
+                    code = in_child()
+                    del ref
+                finally:
+                    os._exit(code)
+            assert rpc.rpc_sync(1 - rank, add, args=(1, 2)) == 3
+            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert ref.to_here() == []
+        greet_all(rank, 2)
+        rpc.shutdown()
+
+    fine(run_processes(program, 2))
+
+
+# -- exit without shutdown: in a process that ends as any Python program does, forked from one that has imported all
+
+EXIT = """
+    import os, sys, time, signal, tempfile
+    import actorrpc as rpc, torch
+
+    class Box:
+        pass
+
+    def child(path):
+        rpc.init_rpc("w", rank=0, world_size=1, rpc_backend_options=rpc.RpcBackendOptions(init_method="file://" + path))
+        futures = [rpc.rpc_async("w", time.sleep, args=(0.2,)) for _ in range(3)]
+        futures[0].add_done_callback(lambda f: None)
+        kept = [rpc.remote("w", Box), rpc.RRef(1), torch.zeros(100000)]
+        assert rpc.rpc_sync("w", torch.add, args=(kept[2], 1)).sum() == 100000
+        globals()["kept"] = kept, futures
+        KIND
+
+    codes = []
+    folder = tempfile.mkdtemp()
+    for i in range(int(sys.argv[1])):
+        pid = os.fork()
+        if pid == 0:
+            tempfile.tempdir = folder
+            signal.alarm(20)
+            child(f"{folder}/m{i}")
+            break
+        codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    else:
+        print(codes, [f for f in os.listdir(folder) if f.startswith("actorrpc")], flush=True)
+"""
+
+
+def leave_without_shutdown(kind: str, times: int, tmp_path: Path) -> tuple[str, str]:
+    script = tmp_path / "exit.py"
+    script.write_text(textwrap.dedent(EXIT).replace("KIND", kind))
+    done = subprocess.run(
+        [sys.executable, str(script), str(times)], capture_output=True, text=True, timeout=110, check=False
+    )
+    return done.stdout.strip().splitlines()[-1], done.stderr
+
+
+@pytest.mark.parametrize("times", [5, pytest.param(40, marks=pytest.mark.slow)])
+def test_a_program_that_forgets_shutdown_ends_with_code_0(times: int, tmp_path: Path) -> None:
+    out, err = leave_without_shutdown("pass", times, tmp_path)
+    assert out == f"{[0] * times} []"
+    assert "Traceback" not in err
+    assert "Fatal" not in err
+
+
+@pytest.mark.parametrize("kind, code", [("raise KeyError('unhandled')", 1), ("sys.exit(7)", 7)])
+def test_a_program_that_fails_without_shutdown_ends_with_its_own_code(kind: str, code: int, tmp_path: Path) -> None:
+    out, err = leave_without_shutdown(kind, 3, tmp_path)
+    assert out == f"{[code] * 3} []"
+    assert err.count("Traceback") == (3 if code == 1 else 0)
+    assert "Fatal" not in err
+
+
+def test_an_exception_in_one_main_ends_that_process_and_the_others_hear_of_it(tmp_path: Path) -> None:
+    script = tmp_path / "main.py"
+    script.write_text(
+        textwrap.dedent("""
+        import sys, time
+        import actorrpc as rpc
+
+        rank, path = int(sys.argv[1]), sys.argv[2]
+        rpc.init_rpc(f"w{rank}", rank=rank, world_size=2,
+                     rpc_backend_options=rpc.RpcBackendOptions(init_method="file://" + path, init_timeout=30))
+        rpc.rpc_sync(1 - rank, abs, args=(1,))
+        if rank == 1:
+            raise KeyError("unhandled")
+        try:
+            rpc.rpc_sync(1, time.sleep, args=(30,))
+        except rpc.WorkerLostError as e:
+            print("lost", e.worker)
+        rpc.shutdown()
+        """)
+    )
+    both = [
+        subprocess.Popen(
+            [sys.executable, str(script), str(rank), str(tmp_path / "meet")],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    try:
+        out0, err0 = both[0].communicate(timeout=40)
+        _, err1 = both[1].communicate(timeout=40)
+    finally:
+        for process in both:
+            process.kill()
+            process.wait()
+    assert both[1].returncode == 1
+    assert err1.count("Traceback") == 1
+    assert both[0].returncode == 0, err0
+    assert out0 == "lost w1\n"
+
+
+def test_ctrl_c_in_a_wait_is_raised_and_the_world_goes_on() -> None:
+    def wait_until_interrupted(how: str) -> str:
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+        waits: dict[str, Callable[[], Any]] = {
+            "sync": lambda: rpc.rpc_sync(1, time.sleep, args=(0.5,)),
+            "async": lambda: rpc.rpc_async(1, time.sleep, args=(0.5,)).wait(),
+            "self": lambda: rpc.rpc_sync(0, time.sleep, args=(0.5,)),
+            "own": lambda: rpc.Future[int]().wait(),
+        }
+        with raised_within(3), pytest.raises(KeyboardInterrupt):
+            waits[how]()
+        return str(rpc.rpc_sync(1, str, args=("fine",)))
+
+    with World(2) as world:
+        for how in ("sync", "async", "self", "own"):
+            assert world.on(0, wait_until_interrupted, how) == "fine"
+        until(lambda: world.on(0, lambda: not session.current().worker.statistics()["pending"]))
