@@ -13,7 +13,7 @@ from actorrpc.rref import RRef, make
 from actorrpc.runtime.cells import MailboxCell
 from actorrpc.runtime.completion import Completion
 from actorrpc.runtime.message import Message
-from actorrpc.services.objects import OwnerHandle
+from actorrpc.services.handles import OwnerHandle
 from actorrpc.session import Session, current
 from actorrpc.wire.envelope import Kind
 from actorrpc.workers import WorkerInfo, info_of, resolve
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from actorrpc.services.objects import Entry
+    from actorrpc.services.handles import Entry
     from actorrpc.workers import To
 
 log = logging.getLogger("actorrpc")
@@ -122,7 +122,7 @@ class Actor:
     def rref(self) -> RRef[Self]:
         """A reference to itself, to be sent to others."""
         home = self._at
-        return RRef._wrap(OwnerHandle(home.session.objects, home.entry))
+        return RRef._wrap(OwnerHandle(home.session.objects, home.entry, counted=False))
 
     @property
     def world(self) -> World:

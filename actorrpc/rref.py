@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from actorrpc.options import UNSET_RPC_TIMEOUT
 from actorrpc.runtime.futures import Future
+from actorrpc.services.handles import OwnerHandle, UserHandle
 from actorrpc.services.ids import CREATOR
-from actorrpc.services.objects import Objects, OwnerHandle, UserHandle
+from actorrpc.services.objects import Objects
 from actorrpc.session import Session, current
 from actorrpc.wire.codec import mentions_main, reading, writing
 from actorrpc.workers import info_of

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from actorrpc.errors import NotAMemberError
 from actorrpc.group import Group
 from actorrpc.rref import RRef
+from actorrpc.services.handles import OwnerHandle
 from actorrpc.services.ids import ROOT
-from actorrpc.services.objects import OwnerHandle
 from actorrpc.workers import info_of
 
 if TYPE_CHECKING:

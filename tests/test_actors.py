@@ -720,7 +720,7 @@ class LateStopper(rpc.Actor):
         (self.folder / "late").write_text(f"{self.done}, then stopped")
 
 
-@check.fails("the owner's own references are not counted")
+@check
 def on_stop_of_an_actor_spawned_here_comes_when_it_is_dropped_and_not_before(driver: Driver) -> None:
     ref = Plain.spawn("driver:0", driver.folder)
     name = ref.rpc_sync().identity()[0]

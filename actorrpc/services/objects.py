@@ -13,16 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from actorrpc.errors import ActorGoneError, ActorRPCError, UnknownNameError
 from actorrpc.runtime.cells import ServiceCell
-from actorrpc.runtime.completion import Completion
 from actorrpc.runtime.crew import Job, Lane
 from actorrpc.services.executor import invoke
-from actorrpc.services.forks import OwnerForks, UserForks
+from actorrpc.services.forks import UserForks
+from actorrpc.services.handles import Entry, OwnerHandle, UserHandle
 from actorrpc.services.ids import CREATOR, OBJECTS, ROOT
 from actorrpc.wire.envelope import Flag
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-    from types import TracebackType
+    from collections.abc import Callable, Iterator
 
     from actorrpc.runtime.cells import MailboxCell
     from actorrpc.runtime.completion import Call
@@ -37,133 +36,6 @@ _UNKNOWN_SECONDS = 5.0
 
 Written = tuple["Id", int, "Id", int]
 """A reference in a message: its id, its owner, the new fork, and the fork's parent (the sender's worker id)."""
-
-
-class Entry:
-    """The owner's side of a reference: the object, or the error of its creation. It is the cell of the reference's id.
-
-    Attributes:
-        id: the reference's id.
-        forks: who holds it.
-        ready: done when the object, or the error, is there.
-        mailbox: the mailbox in front of an actor; None for any other object.
-        held: whether the mailbox stays closed until somebody opens it.
-    """
-
-    def __init__(self, service: Objects, ref: Id, held: bool = False) -> None:
-        self.id, self._service, self.held, self.forks = ref, service, held, OwnerForks()
-        self.ready = Completion()
-        self.mailbox: MailboxCell | None = None
-        self._value: Any = None
-        self._error: BaseException | None = None
-        self._trace: TracebackType | None = None
-        self._waiting: list[Message] = []
-        self._door = threading.Lock()
-
-    @property
-    def value(self) -> Any:
-        """The object.
-
-        Raises:
-            BaseException: what its creation raised.
-        """
-        if self._error is not None:
-            raise self._error.with_traceback(self._trace)  # not one frame longer with every raise
-        return self._value
-
-    def accept(self, message: Message) -> Job | None:
-        message.cell = self
-        if message.flags & Flag.KEEP:
-            self._service.reserve(message)
-        with self._door:
-            if not self.ready.done:
-                self._waiting.append(message)
-                return None
-        return self._job(message)
-
-    def _job(self, message: Message) -> Job | None:
-        if self.mailbox is not None:
-            return self.mailbox.accept(message)
-        return Job(Lane.HANDLER, self._service.worker.perform, message)
-
-    def fill(self, value: Any, error: BaseException | None = None) -> None:
-        """Puts the object, or the error of its creation, in; lets in what has waited for it."""
-        service = self._service
-        self._value, self._error = value, error
-        self._trace = error.__traceback__ if error is not None else None
-        if error is None and service.mailbox_for is not None:
-            self.mailbox = service.mailbox_for(value, self)
-        with self._door:
-            service.worker.complete(self.ready)
-            waiting, self._waiting = self._waiting, []
-            for message in waiting:
-                job = self._job(message)
-                if job is not None:
-                    service.worker.crew.submit(job)
-
-    def adopt(self, messages: Iterable[Message]) -> None:
-        """Takes messages that came before the object's creation did."""
-        for message in messages:
-            message.cell = self
-            self._waiting.append(message)
-
-    def run(self, message: Message) -> None:
-        """Runs a method, or hands out a copy of the object (a method named None)."""
-        with self._service.keeping(message) as give:
-            method, args, kwargs = message.load()
-            if method is None:
-                give(self.value)
-            else:
-                invoke(message, getattr(self.value, method), args, kwargs, give)
-
-
-class OwnerHandle:
-    """The owner's own hold on an object."""
-
-    def __init__(self, service: Objects, entry: Entry) -> None:
-        self.service, self.entry = service, entry
-        self.ref, self.owner = entry.id, service.worker.id
-
-    confirmed = True
-
-    def check(self) -> None:
-        """Raises nothing: the owner's use of it raises what its creation raised."""
-
-
-class UserHandle:
-    """A user's hold on another worker's object; its end is the fork's.
-
-    Attributes:
-        creation: the call that makes the object, or records the fork; None once it is known to have gone well.
-        failure: why there is no use in trying, found on this side.
-    """
-
-    def __init__(self, service: Objects, fork: UserFork) -> None:
-        self.service, self.fork = service, fork
-        self.ref, self.owner = fork.ref, fork.owner
-        self.creation: Call | None = None
-        self.failure: ActorRPCError | None = None
-
-    @property
-    def confirmed(self) -> bool:
-        """Whether the owner is known to have recorded the fork."""
-        return self.fork.confirmed
-
-    def check(self) -> None:
-        """Raises what the reference's creation, or its recording, is known to have failed of.
-
-        Each time a fresh exception: one that was raised holds frames, and those this handle.
-        """
-        call = self.creation
-        if call is not None and call.done:
-            if call.failed:
-                raise self.service.failure_of(call)
-            self.creation = None
-        if self.failure is not None:
-            raise copy.copy(self.failure)
-
-    def __del__(self) -> None:
-        self.service.worker.keeper.drop(self.fork)
 
 
 class Objects:
@@ -224,8 +96,9 @@ class Objects:
             ref = worker.id, call.id
             with self._door:
                 entry = self._owned[ref]
+            own = OwnerHandle(self, entry)
             self._delete(ref, ref)  # the fork that held it until now
-            return OwnerHandle(self, entry)
+            return own
         made: list[UserFork] = []
 
         def answered(_: Call) -> None:
@@ -457,13 +330,17 @@ class Objects:
             self.worker.keeper.drop(fork)
 
     def _bury(self) -> None:
-        dropped, deletes = self.worker.keeper.dropped, []
+        dropped, deletes, entries = self.worker.keeper.dropped, [], []
         with self._door:
             while dropped:
-                delete = self._users.drop(dropped.popleft())
-                if delete is not None:
+                what = dropped.popleft()
+                if isinstance(what, Entry):
+                    entries.append(what)
+                elif (delete := self._users.drop(what)) is not None:
                     deletes.append(delete)
         self._send(deletes)
+        while entries:
+            self._let_go(entries.pop())
 
     def _send(self, deletes: list[Delete]) -> None:
         owners: dict[int, list[tuple[Id, Id]]] = {}
@@ -491,9 +368,9 @@ class Objects:
             self._let_go(released.pop())
 
     def _let_go(self, entry: Entry) -> None:
-        """Says that others hold an object no longer; not under the door, since its own finalizers may run here."""
+        """Says that nobody holds an object any more, if so; not under the door, since its finalizers may run here."""
         released = self.released
-        if released is not None and entry.mailbox is not None:
+        if released is not None and entry.mailbox is not None and not entry.used:
             self.worker.crew.submit(Job(Lane.FREE, lambda _: released(entry.value), None))
 
     def entry(self, ref: Id) -> Entry:
