@@ -20,8 +20,9 @@ from actorrpc.errors import (
     WorkerLostError,
 )
 from actorrpc.group import Group, GroupFuture
-from actorrpc.launch import Role, launch
+from actorrpc.launch import launch
 from actorrpc.options import RpcBackendOptions
+from actorrpc.roles import Role
 from actorrpc.rpc import (
     _set_rpc_timeout,
     get_rpc_timeout,

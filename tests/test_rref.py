@@ -425,7 +425,6 @@ def refs_and_what_does_not_load() -> Any:
     return [rpc.RRef(1), Unreadable(), rpc.RRef(2)]
 
 
-@pytest.mark.xfail(reason="nobody tells the sender that its answer was not read")
 @inside
 def test_a_reference_in_a_result_that_cannot_be_read_is_taken_back() -> None:
     with pytest.raises(rpc.DeserializationError):
@@ -488,7 +487,6 @@ def test_an_error_of_creation_is_raised_at_the_next_use() -> None:
                 del ref
 
 
-@pytest.mark.xfail(reason="the codec makes a SerializationError of whatever a reducer raises")
 @inside
 def test_an_error_of_creation_that_is_known_is_raised_when_the_reference_is_passed_on() -> None:
     ref = rpc.remote(OTHER, fails, args=("no box",))
@@ -545,7 +543,6 @@ def test_creation_results_that_cannot_be_written_stay_with_their_owner() -> None
         unloadable.to_here()
 
 
-@pytest.mark.xfail(reason="the codec makes a SerializationError of whatever a reducer raises")
 @inside
 def test_a_reference_that_timed_out_cannot_be_passed_on() -> None:
     ref = rpc.remote(OTHER, slow_box, args=(0.2, 5), timeout=0.05)
@@ -557,7 +554,6 @@ def test_a_reference_that_timed_out_cannot_be_passed_on() -> None:
         time.sleep(0.2)
 
 
-@pytest.mark.xfail(reason="torch's part of a future holds the error, hence its frames, out of the collector's sight")
 @inside
 def test_an_error_that_a_future_raised_keeps_nothing_alive() -> None:
     def use_and_fail(ref: Any) -> None:

@@ -511,3 +511,14 @@ def test_ctrl_c_in_a_wait_is_raised_and_the_world_goes_on() -> None:
         for how in ("sync", "async", "self", "own"):
             assert world.on(0, wait_until_interrupted, how) == "fine"
         until(lambda: world.on(0, lambda: not session.current().worker.statistics()["pending"]))
+
+
+def burst(rank: int, size: int) -> None:
+    """Calls all others before they may have heard that the world has begun."""
+    futures = [rpc.rpc_async(to, add, args=(i, 1)) for i in range(100) for to in range(size)]
+    assert [f.wait() for f in futures] == [i + 1 for i in range(100) for _ in range(size)]
+
+
+def test_what_comes_before_the_list_of_members_is_neither_lost_nor_overtaken() -> None:
+    for n in (2, 3) * 8:
+        run_world(burst, n, args=(n,))

@@ -6,49 +6,19 @@ import copy
 import os
 from typing import TYPE_CHECKING, Any
 
-from actorrpc.actor import Actor
 from actorrpc.launch import processes
-from actorrpc.launch.member import Part, take_part
+from actorrpc.launch.member import take_part
 from actorrpc.options import RpcBackendOptions
-from actorrpc.session import check_name
+from actorrpc.roles import Role, parts_of
 from actorrpc.wire.folders import HeldFolder
-from actorrpc.world import World
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Role", "launch"]
+    from actorrpc.roles import Part
 
 _GRACE = 2.0
 """Seconds that a process gets to end after its worker has been ended (see `member`)."""
-
-
-class Role:
-    """What the workers of a role are.
-
-    Arguments:
-        what: an Actor class, of which each worker makes one; a function, which each worker runs; or None for workers
-            that only serve.
-        count: how many workers.
-        args, kwargs: for the class or function.
-    """
-
-    def __init__(self, what: Callable[..., Any] | None, count: int = 1, /, *args: Any, **kwargs: Any) -> None:
-        given: object = what
-        if isinstance(given, type):
-            fits = issubclass(given, Actor)
-        else:
-            fits = given is None or callable(given)
-        if not fits:
-            raise TypeError(f"a role is an Actor class, a function or None, not {what!r}")
-        if not isinstance(count, int):
-            raise TypeError(f"count must be an int, not {count!r}; arguments for the class or function come after it")
-        if count < 1:
-            raise ValueError(f"a role has at least one worker, not {count}")
-        self.what, self.count, self.args, self.kwargs = what, count, args, kwargs
-
-    def __repr__(self) -> str:
-        return f"Role({getattr(self.what, '__qualname__', self.what)}, {self.count})"
 
 
 def launch(*, options: RpcBackendOptions | None = None, **roles: Role | Callable[..., Any] | None) -> Any:
@@ -71,7 +41,7 @@ def launch(*, options: RpcBackendOptions | None = None, **roles: Role | Callable
         MemberDiedError: a worker died or raised; it says which, and of what. All others were ended.
         ValueError, TypeError: the roles make no world.
     """
-    parts = _parts(roles)
+    parts = parts_of(roles)
     options = copy.copy(options) if options is not None else RpcBackendOptions()
     if "TORCHELASTIC_RUN_ID" in os.environ:
         return _take_own_part(parts, options)
@@ -84,25 +54,6 @@ def launch(*, options: RpcBackendOptions | None = None, **roles: Role | Callable
         return processes.run(members, grace=_GRACE)
     finally:
         folder.close()
-
-
-def _parts(roles: dict[str, Role | Callable[..., Any] | None]) -> list[Part]:
-    if not roles:
-        raise ValueError("launch needs at least one role, e.g. launch(agent=Agent, observer=Role(Observer, 4))")
-    parts = []
-    for name, role in roles.items():
-        spec = role if isinstance(role, Role) else Role(role)
-        check_name(f"{name}:{spec.count - 1}")
-        if hasattr(World, name):
-            raise ValueError(f"no role can be called {name!r}: world.{name} is something else")
-        parts += [Part(name, i, spec.what, spec.args, spec.kwargs) for i in range(spec.count)]
-    first = parts[0].what
-    if first is None or (isinstance(first, type) and not callable(getattr(first, "main", None))):
-        raise TypeError(
-            f"the first role, {parts[0].role!r}, drives the world: "
-            f"it must be a function, or an Actor class with a `main`"
-        )
-    return parts
 
 
 def _take_own_part(parts: list[Part], options: RpcBackendOptions) -> Any:

@@ -5,40 +5,21 @@ from __future__ import annotations
 import os
 import threading
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from actorrpc import rpc
-from actorrpc.actor import Actor
-from actorrpc.errors import ActorGoneError, ActorRPCError, WorkerLostError
-from actorrpc.runtime.handling import here
+from actorrpc.errors import ActorRPCError, WorkerLostError
+from actorrpc.roles import play
 from actorrpc.services.directory import Directory
 from actorrpc.session import set_default
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from actorrpc.options import RpcBackendOptions
+    from actorrpc.roles import Part
     from actorrpc.session import Session
 
 _GRACE = 5.0
 """Seconds that the others get to come to an end once the driver's `main` has returned."""
-
-
-@dataclass(frozen=True)
-class Part:
-    """What one worker is: the role and its number in it, and what makes it up (see `Role`)."""
-
-    role: str
-    index: int
-    what: Callable[..., Any] | None
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-    @property
-    def name(self) -> str:
-        """The worker's name."""
-        return f"{self.role}:{self.index}"
 
 
 def take_part(part: Part, rank: int, world_size: int, options: RpcBackendOptions, exit_after: bool = False) -> Any:
@@ -57,7 +38,7 @@ def take_part(part: Part, rank: int, world_size: int, options: RpcBackendOptions
         if exit_after and rank:
             _exit_after(session)
         try:
-            value = _play(session, part)
+            value = play(session, part)
         except ActorRPCError:
             # A `main` that is overtaken by the end of the world meets it in its next call.
             if rank and session.worker.ending:
@@ -74,34 +55,6 @@ def take_part(part: Part, rank: int, world_size: int, options: RpcBackendOptions
     finally:
         session.leave()
         set_default(None)
-
-
-def _play(session: Session, part: Part) -> Any:
-    root = session.objects.root
-    what = part.what
-    if not (isinstance(what, type) and issubclass(what, Actor)):
-        kind = "only serves" if what is None else f"runs {getattr(what, '__qualname__', what)}"
-        root.fill(None, ActorGoneError(f"{session.worker} is no actor: it {kind}"))
-        return what(*part.args, **part.kwargs) if what is not None else None
-    try:
-        actor = session.objects.construct(root, what, *part.args, **part.kwargs)
-    except BaseException as e:
-        root.fill(None, e)
-        raise
-    root.fill(actor)
-    cell = root.mailbox
-    assert cell is not None
-    main = getattr(actor, "main", None)
-    if main is None:
-        cell.open(actor.concurrency)
-        return None
-    here.handling = handling = cell.enter()
-    cell.open(actor.concurrency)
-    try:
-        return main()
-    finally:
-        here.handling = None
-        cell.leave(handling)
 
 
 def _see_out(session: Session) -> None:

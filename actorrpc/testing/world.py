@@ -6,6 +6,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from actorrpc import rpc
+from actorrpc.roles import parts_of, play
 from actorrpc.runtime.peers import Record
 from actorrpc.runtime.worker import Worker
 from actorrpc.session import Session, chosen
@@ -13,9 +14,11 @@ from actorrpc.testing.network import Network, SimTransport
 from actorrpc.testing.simulation import Simulation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from typing_extensions import Self
+
+    from actorrpc.roles import Part, Role
 
 
 class SimWorld:
@@ -26,12 +29,20 @@ class SimWorld:
         seed: decides the order of all steps and the time that messages take.
         threads: how many handlers each may run at once.
         timeout: seconds, on the virtual clock, that a call gets which names none.
+        parts: what they are, in a world of roles; see `of_roles`.
     """
 
-    def __init__(self, size: int, seed: int, *, threads: int = 4, timeout: float = 60.0) -> None:
+    def __init__(
+        self, size: int, seed: int, *, threads: int = 4, timeout: float = 60.0, parts: Sequence[Part] = ()
+    ) -> None:
         self.simulation = Simulation(seed)
         self.network = Network(self.simulation)
-        records = [Record(i, f"w{i}", i + 1, (f"sim://{i}",), "sim", "sim", 0) for i in range(size)]
+        self._parts = list(parts)
+        named = [(p.name, p.role, p.index) for p in parts] or [(f"w{i}", "", 0) for i in range(size)]
+        records = [
+            Record(i, name, i + 1, (f"sim://{i}",), "sim", "sim", 0, role, index)
+            for i, (name, role, index) in enumerate(named)
+        ]
         self.sessions: list[Session] = []
         for record in records:
             transport = SimTransport(self.network, record.endpoints[0])
@@ -73,6 +84,18 @@ class SimWorld:
 
         self._run([(rank, playing(rank, program)) for rank, program in enumerate(programs) if program is not None])
         return results
+
+    @classmethod
+    def of_roles(cls, seed: int, *, threads: int = 4, **roles: Role | Callable[..., Any] | None) -> SimWorld:
+        """Makes a world of roles, as `launch` does; `play` runs it."""
+        parts = parts_of(roles)
+        return cls(len(parts), seed, threads=threads, parts=parts)
+
+    def play(self) -> Any:
+        """Has all workers play their parts; returns what the driver's `main` returned. Raises as `run` does."""
+        return self.run(
+            *(functools.partial(play, session, part) for session, part in zip(self.sessions, self._parts, strict=True))
+        )[0]
 
     def settle(self, seconds: float = 1.0) -> None:
         """Lets time pass, so that what is under way comes to its end."""

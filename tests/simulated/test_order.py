@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -67,16 +68,35 @@ def episodes_are_whole(seed: int) -> int:
         return world.simulation.steps
 
 
-def test_a_reply_never_overtakes_the_same_senders_earlier_tell() -> None:
+class Driver(Agent):
+    """The same, with the episodes in `main`, and by a call to the whole group."""
+
+    def main(self) -> list[tuple[int, int]]:
+        seen = []
+        for _ in range(2):
+            self.world.observer.rpc_sync().run_episode(self.rref, 3)
+            seen.append((self.actions, self.rewards))
+        return seen
+
+
+def episodes_of_main_are_whole(seed: int) -> int:
+    with SimWorld.of_roles(seed, threads=2, agent=Driver, observer=rpc.Role(Observer, 2)) as world:
+        assert world.play() == [(6, 6), (12, 12)], seed
+        return world.simulation.steps
+
+
+@pytest.mark.parametrize("check", [episodes_are_whole, episodes_of_main_are_whole])
+def test_a_reply_never_overtakes_the_same_senders_earlier_tell(check: Callable[[int], int]) -> None:
     for seed in range(150):
-        episodes_are_whole(seed)
+        check(seed)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
-def test_a_reply_never_overtakes_the_same_senders_earlier_tell_in_10000_seeds() -> None:
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("check", [episodes_are_whole, episodes_of_main_are_whole])
+def test_a_reply_never_overtakes_the_same_senders_earlier_tell_in_10000_seeds(check: Callable[[int], int]) -> None:
     for seed in range(10_000):
-        episodes_are_whole(seed)
+        check(seed)
 
 
 class Log(rpc.Actor):

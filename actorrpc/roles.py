@@ -1,0 +1,120 @@
+"""Roles: what the workers of a world are, and how each plays its part."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from actorrpc.actor import Actor
+from actorrpc.errors import ActorGoneError
+from actorrpc.runtime.handling import here
+from actorrpc.session import check_name
+from actorrpc.world import World
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from actorrpc.session import Session
+
+
+class Role:
+    """What the workers of a role are.
+
+    Arguments:
+        what: an Actor class, of which each worker makes one; a function, which each worker runs; or None for workers
+            that only serve.
+        count: how many workers.
+        args, kwargs: for the class or function.
+    """
+
+    def __init__(self, what: Callable[..., Any] | None, count: int = 1, /, *args: Any, **kwargs: Any) -> None:
+        given: object = what
+        if isinstance(given, type):
+            fits = issubclass(given, Actor)
+        else:
+            fits = given is None or callable(given)
+        if not fits:
+            raise TypeError(f"a role is an Actor class, a function or None, not {what!r}")
+        if not isinstance(count, int):
+            raise TypeError(f"count must be an int, not {count!r}; arguments for the class or function come after it")
+        if count < 1:
+            raise ValueError(f"a role has at least one worker, not {count}")
+        self.what, self.count, self.args, self.kwargs = what, count, args, kwargs
+
+    def __repr__(self) -> str:
+        return f"Role({getattr(self.what, '__qualname__', self.what)}, {self.count})"
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one worker is: the role and its number in it, and what makes it up (see `Role`)."""
+
+    role: str
+    index: int
+    what: Callable[..., Any] | None
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The worker's name."""
+        return f"{self.role}:{self.index}"
+
+
+def parts_of(roles: dict[str, Role | Callable[..., Any] | None]) -> list[Part]:
+    """Returns the parts of a world, by rank.
+
+    Raises:
+        ValueError, TypeError: the roles make no world.
+    """
+    if not roles:
+        raise ValueError("launch needs at least one role, e.g. launch(agent=Agent, observer=Role(Observer, 4))")
+    parts = []
+    for name, role in roles.items():
+        spec = role if isinstance(role, Role) else Role(role)
+        check_name(f"{name}:{spec.count - 1}")
+        if hasattr(World, name):
+            raise ValueError(f"no role can be called {name!r}: world.{name} is something else")
+        parts += [Part(name, i, spec.what, spec.args, spec.kwargs) for i in range(spec.count)]
+    first = parts[0].what
+    if first is None or (isinstance(first, type) and not callable(getattr(first, "main", None))):
+        raise TypeError(
+            f"the first role, {parts[0].role!r}, drives the world: "
+            f"it must be a function, or an Actor class with a `main`"
+        )
+    return parts
+
+
+def play(session: Session, part: Part) -> Any:
+    """Makes what a worker is, in the present thread, and runs its `main` if it has one.
+
+    Returns what `main` returned; None where there is none.
+
+    Raises:
+        BaseException: what the constructor or `main` raised.
+    """
+    root = session.objects.root
+    what = part.what
+    if not (isinstance(what, type) and issubclass(what, Actor)):
+        kind = "only serves" if what is None else f"runs {getattr(what, '__qualname__', what)}"
+        root.fill(None, ActorGoneError(f"{session.worker} is no actor: it {kind}"))
+        return what(*part.args, **part.kwargs) if what is not None else None
+    try:
+        actor = session.objects.construct(root, what, *part.args, **part.kwargs)
+    except BaseException as e:
+        root.fill(None, e)
+        raise
+    root.fill(actor)
+    cell = root.mailbox
+    assert cell is not None
+    main = getattr(actor, "main", None)
+    if main is None:
+        cell.open(actor.concurrency)
+        return None
+    here.handling = handling = cell.enter()
+    cell.open(actor.concurrency)
+    try:
+        return main()
+    finally:
+        here.handling = None
+        cell.leave(handling)
