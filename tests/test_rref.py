@@ -492,6 +492,7 @@ def test_an_error_of_creation_that_is_known_is_raised_when_the_reference_is_pass
     ref = rpc.remote(OTHER, fails, args=("no box",))
     with pytest.raises(LookupError, match="no box"):
         ref.to_here()
+    until(ref.confirmed_by_owner)  # the answer to the use may overtake that to the creation
     with pytest.raises(LookupError, match="no box"):
         rpc.rpc_sync(OTHER, hand_back, args=(ref,))
 

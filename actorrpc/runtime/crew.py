@@ -93,7 +93,7 @@ class Crew:
         self._lead = threading.Lock()
         self._turns = self._turns_seen = self._ended_seen = 0
         self._stood_since = 0.0
-        self._pool_leads = self._asked = False
+        self._pool_leads = self._asked = self._guest = False
         self._callers: deque[Waiter] = deque()
         self._door = threading.Lock()
         self._queues: tuple[deque[Job], deque[Job], deque[Job]] = (deque(), deque(), deque())
@@ -187,6 +187,21 @@ class Crew:
 
     # -- leading
 
+    def lead_once(self, run: Callable[[], None]) -> None:
+        """Runs something short under leadership, when a thread of the pool has put it down."""
+        gate = self._clock.gate()
+        self._guest = True
+        while not self._lead.acquire(False):
+            self._asked = True
+            self._transport.wake()
+            gate.wait(TICK)
+        self._guest = self._asked = False
+        try:
+            self._turns += 1
+            run()
+        finally:
+            self._put_down()
+
     def _lead_for(self, what: Completion, waiter: Waiter, deadline: float | None) -> None:
         receive, route, now, timeout = self._transport.receive, self._route, self._clock.now, None
         while not what.done and not self.stopping:
@@ -216,12 +231,13 @@ class Crew:
                     self._queues[job.lane].append(job)
         return None
 
-    def _put_down(self) -> None:
+    def _put_down(self) -> bool:
+        """Gives leadership up; returns whether a waiting caller was told to take it."""
         self._lead.release()
-        self._offer()
+        return self._offer()
 
-    def _offer(self) -> None:
-        """Sees to it that free leadership is taken up: by a waiting caller, else by the keeper's care."""
+    def _offer(self) -> bool:
+        """Sees to it that free leadership is taken up: by a waiting caller (returns True), or by the keeper's care."""
         callers = self._callers
         while callers:
             try:
@@ -231,8 +247,9 @@ class Crew:
             waiter.listed = False
             if not waiter.over:
                 waiter.gate.open()
-                return
+                return True
         self.wake_keeper()
+        return False
 
     # -- the pool
 
@@ -298,10 +315,9 @@ class Crew:
                 try:
                     job = self._lead_for_pool()
                 finally:
-                    self._pool_leads = False
-                    asked, self._asked = self._asked, False
-                    self._put_down()
-                if job is None and not asked:
+                    self._pool_leads = self._asked = False
+                    taken = self._put_down()
+                if job is None and not (taken or self._guest):
                     continue
             if job is not None:
                 self._run(job)

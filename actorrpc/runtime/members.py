@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from typing import TYPE_CHECKING
 
 from actorrpc.errors import NotAMemberError, WorkerLostError
@@ -36,25 +35,32 @@ class Members:
         self.names: dict[str, int] = {}
         self.watchers: list[Callable[[Peer], None]] = []
         self._early: list[Sequence[Frame]] = []
-        self._door = threading.Lock()
 
     def admit(self, records: Sequence[Record]) -> None:
-        """Learns of members; what they sent before this was known is taken up now."""
-        with self._door:
+        """Learns of members; what they sent before this was known is taken up now.
+
+        Under leadership, so that nothing that came later is routed before it.
+        """
+
+        def learn() -> None:
             for record in records:
                 known = self.peers.get(record.id)
                 if known is None or known.record.incarnation != record.incarnation:
                     self.peers[record.id] = Peer(record)
                     self.names[record.name] = record.id
             early, self._early = self._early, []
-        for frames in early:
-            self._worker.take(frames)
+            for frames in early:
+                self._worker.take(frames)
+
+        self._worker.crew.lead_once(learn)
 
     def keep_early(self, frames: Sequence[Frame]) -> None:
-        """Keeps the message of a sender who is not known, while the list of members has not come; else drops it."""
-        with self._door:
-            if len(self._early) < _EARLY_LIMIT and not self.peers:
-                self._early.append(frames)
+        """Keeps the message of a sender who is not known, while the list of members has not come; else drops it.
+
+        Under leadership.
+        """
+        if len(self._early) < _EARLY_LIMIT and not self.peers:
+            self._early.append(frames)
 
     def reach(self, number: int) -> Peer:
         """Returns a peer that can be sent to, dialled.
@@ -70,10 +76,12 @@ class Members:
             raise self.lost_error(peer, "the message was not sent")
         if not peer.dialled:
             with peer.lock:
-                if not peer.dialled:
+                first = not peer.dialled
+                if first:
                     worker.transport.dial(number, peer.record.endpoints)
                     peer.dialled = True
-            worker.keeper.watch(peer)
+            if first:  # a second thread would open a second pidfd, which nobody closes
+                worker.keeper.watch(peer)
         return peer
 
     def lose(self, number: int, reason: str, standing: Standing = Standing.LOST) -> None:
