@@ -200,7 +200,8 @@ def test_handlers_run_with_a_clean_torch_state_and_leave_none_behind() -> None:
 
 
 MAIN = """
-    import sys
+    import faulthandler, sys
+    faulthandler.dump_traceback_later(40, exit=True)  # in every process of it: none stays, and a hang shows where
     import torch.multiprocessing as mp
     import actorrpc as rpc
 

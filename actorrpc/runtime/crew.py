@@ -18,6 +18,7 @@ One thread at a time *leads*: only it receives. THREAD RULES:
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from enum import IntEnum
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from actorrpc.wire.envelope import Frame
     from actorrpc.wire.transport import Transport
 
+log = logging.getLogger("actorrpc")
 TICK = 0.001
 _STANDSTILL = 0.05
 _IDLE_SECONDS = 10.0
@@ -346,6 +348,8 @@ class Crew:
             self._place.held = True
         try:
             run(argument)
+        except Exception:  # a fault of this library's own; the thread goes on, or its place would be lost
+            log.exception("%s: a job failed", self._name)
         finally:
             del argument
             with self._door:

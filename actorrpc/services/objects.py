@@ -243,8 +243,8 @@ class Objects:
             return
 
         def give(value: Any) -> None:
+            message.reply(None)  # first, so that the reference is confirmed before any use of it is answered
             entry.fill(value)
-            message.reply(None)
 
         try:
             yield give
