@@ -8,7 +8,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from actorrpc.errors import NotAMemberError
+from actorrpc.errors import NotAMemberError, SerializationError
 from actorrpc.rref import RRef, make
 from actorrpc.runtime.cells import MailboxCell
 from actorrpc.runtime.completion import Completion
@@ -81,11 +81,15 @@ class Actor:
             cls.concurrency = concurrency
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        del args, kwargs
+        if (args or kwargs) and cls.__init__ is object.__init__:
+            raise TypeError(f"{cls.__name__} has no __init__, and takes no arguments")
         self = super().__new__(cls)
         # Known before __init__ runs, which may want its index. Taken by the first actor made, not by those it makes.
         self._home, _births.home = _births.home, None
         return self
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._home.name!r}>" if self._home is not None else super().__repr__()
 
     # -- who it is
 
@@ -164,7 +168,10 @@ class Actor:
         """Called once when its world ends in good order, or when the last reference to it is gone."""
 
     def __reduce__(self) -> Any:
-        raise TypeError(f"an actor cannot be sent; send a reference to it: the rref of this {type(self).__name__}")
+        raise SerializationError(
+            f"an actor cannot be sent, it stays where it is; "
+            f"send a reference to it: the rref of this {type(self).__name__}"
+        )
 
 
 def install(session: Session) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -40,9 +41,34 @@ class Role:
         if count < 1:
             raise ValueError(f"a role has at least one worker, not {count}")
         self.what, self.count, self.args, self.kwargs = what, count, args, kwargs
+        self._check_arguments()
+
+    def _check_arguments(self) -> None:
+        """Raises TypeError where the arguments do not fit: here, and not later in as many processes."""
+        what, name = self.what, getattr(self.what, "__qualname__", self.what)
+        called: Any = what if what is not None else _serves
+        if isinstance(what, type):
+            called = vars(what).get("__init__") or getattr(what, "__init__")  # noqa: B009  mypy distrusts the attribute
+        try:
+            signature = inspect.signature(called)
+        except ValueError:  # some builtins do not tell
+            return
+        if isinstance(what, type):
+            own = [] if called is object.__init__ else list(signature.parameters.values())[1:]  # without self
+            signature = inspect.Signature(own)
+        try:
+            signature.bind(*self.args, **self.kwargs)
+        except TypeError as e:
+            count = self.kwargs.get("count")
+            hint = f"; the number of workers goes without its name: Role({name}, {count})" if count is not None else ""
+            raise TypeError(f"the arguments of Role do not fit {name}: {e}{hint}") from None
 
     def __repr__(self) -> str:
         return f"Role({getattr(self.what, '__qualname__', self.what)}, {self.count})"
+
+
+def _serves() -> None:
+    """What a role of None takes."""
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,12 @@ def init_rpc(
         RuntimeError: this process is a worker already.
     """
     del backend
+    options: object = rpc_backend_options
+    if options is not None and not isinstance(options, RpcBackendOptions):
+        kind = type(options)
+        raise TypeError(
+            f"rpc_backend_options must be actorrpc.RpcBackendOptions, not {kind.__module__}.{kind.__qualname__}"
+        )
     join(name, rank, world_size, rpc_backend_options or RpcBackendOptions())
 
 
@@ -84,12 +90,17 @@ def shutdown(graceful: bool = True, timeout: float = 0) -> None:
         timeout: seconds that a graceful shutdown may take; 0 (the default) without bound, but for lost workers.
 
     Raises:
+        RuntimeError: this worker was launched in a role; `launch` ends the world itself.
         RendezvousError: time ran out; the worker is closed all the same.
         WorkerLostError: rank 0 was lost, so that nobody can say when all is done; the worker is closed all the same.
     """
     if not is_available():
         return
     session = current()
+    if session.launched:
+        raise RuntimeError(
+            f"{session.worker} was launched: launch ends the world when the driver's main returns; do not call shutdown"
+        )
     try:
         if graceful:
             session.serve_out(timeout)

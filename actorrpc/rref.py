@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from actorrpc.options import UNSET_RPC_TIMEOUT
 from actorrpc.runtime.futures import Future
 from actorrpc.services.handles import OwnerHandle, UserHandle
-from actorrpc.services.ids import CREATOR
+from actorrpc.services.ids import CREATOR, ROOT
 from actorrpc.services.objects import Objects
 from actorrpc.session import Session, current
 from actorrpc.wire.codec import mentions_main, reading, writing
@@ -128,10 +128,19 @@ class RRef(Generic[T]):
         """
         return Proxy(self, "tell", UNSET_RPC_TIMEOUT)
 
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("_"):
+            raise AttributeError(
+                f"a reference has no attribute {name!r}; the object is on {self.owner_name()!r}: "
+                f"call its methods with .rpc_sync().{name}(...), or fetch a copy with .to_here()"
+            )
+        raise AttributeError(name)
+
     def __repr__(self) -> str:
         kind = "OwnerRRef" if self.is_owner() else "UserRRef"
         creator, local = self._handle.ref
-        return f"{kind}(id=({creator}, {local & 0x7FFFFFFFFFFFFFFF}), owner={self._handle.owner})"
+        what = "its actor" if self._handle.ref == ROOT else f"({creator}, {local & 0x7FFFFFFFFFFFFFFF})"
+        return f"{kind}({what}, owner={self.owner_name()!r})"
 
     def __reduce__(self) -> Any:
         raise RuntimeError(

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("actorrpc")
 _NAME = re.compile(r"[A-Za-z0-9_:-]+")
 _NAME_LIMIT = 128
+_THEIR_END_SECONDS = 3.0
 
 _default: Session | None = None
 _chosen: ContextVar[Session | None] = ContextVar("actorrpc_session", default=None)
@@ -53,6 +54,8 @@ class Session:
         executor.install(worker)
         self.objects = Objects(worker)
         self.member = Member(worker)
+        self.launched = False
+        """Whether `launch` looks after its end."""
         self._shield = InterruptShield()
         self._switch_interval: float | None = None
         worker.services[Session] = self
@@ -89,9 +92,20 @@ class Session:
                 f"shutdown(graceful=False) does not wait"
             )
         if member.orphaned is not None:
+            self._let_go_first(member.orphaned.record)
             raise worker.members.lost_error(
-                member.orphaned, "this worker could not learn whether the others have ended"
+                member.orphaned,
+                "this worker could not learn whether the others have ended; look for its own error first",
             )
+
+    def _let_go_first(self, record: Record) -> None:
+        """Waits, bounded, for the end of a process on this host: of two errors, its own is the one to be seen first."""
+        here, clock = self.worker.record, self.worker.clock
+        if record.boot != here.boot or record.pid == here.pid:
+            return
+        gate, end = clock.gate(), clock.now() + _THEIR_END_SECONDS
+        while clock.now() < end and is_alive(record.pid):
+            gate.wait(0.05)
 
     def leave(self, reason: str = "it shut down by itself", patience: float = 5.0) -> None:
         """Says goodbye and closes, without waiting for others.
@@ -183,6 +197,15 @@ def open_session(name: str, rank: int, world_size: int, options: RpcBackendOptio
     session = Session(worker, store)
     session.enter(world_size, options.init_timeout, options.switch_interval)
     return session
+
+
+def is_alive(pid: int) -> bool:
+    """Returns whether a process of this host runs, and is not a zombie."""
+    try:
+        os.kill(pid, 0)
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (OSError, IndexError):
+        return False
 
 
 def check_name(name: object) -> None:

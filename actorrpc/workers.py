@@ -45,7 +45,8 @@ def resolve(worker: Worker, to: To) -> int:
         number = worker.names.get(to)
         if number is None:
             known = ", ".join(sorted(worker.names))
-            raise NotAMemberError(f'there is no worker "{to}" in the world of {worker}; there are: {known}')
+            hint = f', did you mean "{to}:0"?' if f"{to}:0" in worker.names else ""
+            raise NotAMemberError(f'there is no worker "{to}" in the world of {worker}; there are: {known}{hint}')
         return number
     if not isinstance(to, int):
         to = getattr(to, "id", to)  # torch's WorkerInfo has one as well

@@ -23,6 +23,9 @@ class World:
     def __init__(self, session: Session) -> None:
         self._session = session
 
+    def __repr__(self) -> str:
+        return f"World({self.roles or [worker.name for worker in self.workers]})"
+
     @property
     def workers(self) -> list[WorkerInfo]:
         """All workers, by rank."""

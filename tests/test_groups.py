@@ -202,10 +202,9 @@ def remote_returns_a_group_of_references_to_the_results(driver: Driver) -> None:
 
 @check
 def any_returns_the_first_answer(driver: Driver) -> None:
-    begun = time.monotonic()
     assert driver.group.any().rpc_sync().answer_after([0.5, 0.5, 0.0, 0.5]) == 2
-    assert time.monotonic() - begun < 0.4
-    assert driver.group.any().rpc_async().answer_after([0.0, 0.5, 0.5, 0.5]).wait() == 0
+    # Those that lost are busy for half a second yet.
+    assert driver.group.any().rpc_async().answer_after([0.0, 3.0, 3.0, 3.0]).wait() == 0
 
 
 @check

@@ -6,6 +6,7 @@ Report to the parent, which shows the one that matters.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import multiprocessing
@@ -18,7 +19,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing import connection
-from typing import Literal
+from typing import Literal, NoReturn
 
 import cloudpickle  # type: ignore[import-untyped]
 
@@ -48,9 +49,7 @@ def main(channel: connection.Connection, parent: int, is_driver: bool) -> None:
         parent: The pid of the process that started this one.
         is_driver: Whether the return value is wanted.
 
-    Raises:
-        SystemExit: Always where the function did not return: multiprocessing makes its code the exit code, and prints
-            nothing.
+    Does not return: it ends the process, with code 0 where the function returned.
     """
     _end_with_parent(parent)
     try:
@@ -63,8 +62,22 @@ def main(channel: connection.Connection, parent: int, is_driver: bool) -> None:
     ignore_sigint()
     with contextlib.suppress(OSError):  # the parent has hung up: it is ending us
         channel.send_bytes(pickle.dumps(report))
-    if code:
-        raise SystemExit(code)
+    _exit(code)
+
+
+def _exit(code: int) -> NoReturn:
+    """End the process as the interpreter would, but for taking itself apart: with torch in it, and all members at it at
+    once, that takes seconds, in which everybody waits.
+    """
+    with contextlib.suppress(Exception):
+        for thread in threading.enumerate():
+            if thread is not threading.current_thread() and not thread.daemon:
+                thread.join()
+        atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    os._exit(code)
 
 
 def _work(channel: connection.Connection, is_driver: bool) -> tuple[Report, int]:

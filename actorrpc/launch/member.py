@@ -34,11 +34,17 @@ def take_part(part: Part, rank: int, world_size: int, options: RpcBackendOptions
     Returns what `main` returned, on rank 0; else None.
     """
     session = rpc.join(part.name, rank, world_size, options, part.role, part.index)
+    session.launched = True
     try:
         if exit_after and rank:
             _exit_after(session)
+        left: SystemExit | None = None
         try:
             value = play(session, part)
+        except SystemExit as e:  # a way to end a program in good order, like any other
+            if e.code not in (None, 0):
+                raise
+            value, left = None, e
         except ActorRPCError:
             # A `main` that is overtaken by the end of the world meets it in its next call.
             if rank and session.worker.ending:
@@ -51,6 +57,8 @@ def take_part(part: Part, rank: int, world_size: int, options: RpcBackendOptions
             _end_world(session)
         session.stop_actors()
         session.close(2.0)
+        if left is not None:
+            raise left
         return None if rank else value
     finally:
         session.leave()

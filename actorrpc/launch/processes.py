@@ -67,6 +67,7 @@ class _Process:
     report: Report | None = None
     exitcode: int | None = None
     failed_at: float | None = None
+    stopped: bool = False  # we have sent it a signal
 
     @property
     def pid(self) -> int:
@@ -149,7 +150,8 @@ def _start(members: Sequence[Member], payloads: Sequence[bytes], crew: list[_Pro
     if os.name == "posix":
         # Its first start unblocks SIGINT behind our back, in the very window below that must be closed to it.
         resource_tracker.ensure_running()
-    with _environment_lock, _environment_default("OMP_NUM_THREADS", "1" if len(members) > 1 else None):
+    threads = "1" if len(members) > 1 else None
+    with _environment_lock, _environment_default("OMP_NUM_THREADS", threads), _main_without_file():
         for index, (member, payload) in enumerate(zip(members, payloads, strict=True)):
             # Children inherit the blocked mask and so cannot be interrupted before they are ready to end quietly. Here
             # an interrupt stays pending until the child is in the list.
@@ -166,6 +168,21 @@ def _start(members: Sequence[Member], payloads: Sequence[bytes], crew: list[_Pro
                 finally:
                     theirs.close()
                 crew.append(_Process(member.name, payload, process, ours))
+
+
+@contextlib.contextmanager
+def _main_without_file() -> Iterator[None]:
+    """Hide the ``__file__`` of a main module that is no file ("<stdin>"): multiprocessing would have it imported."""
+    main = sys.modules["__main__"]
+    file = getattr(main, "__file__", None)
+    if file is None or _main_can_be_imported():
+        yield
+        return
+    del main.__file__
+    try:
+        yield
+    finally:
+        main.__file__ = file
 
 
 @contextlib.contextmanager
@@ -208,6 +225,7 @@ def _supervise(crew: Sequence[_Process], grace: float) -> object:
         (p for p in crew if p.failed_at is not None),
         key=lambda p: (p.lost_a_peer, p.failed_at),
     )
+    _wait_for_all([p for p in crew if p.report is not None], _TERM_TO_KILL)  # for exit codes of their own
     _end(crew, patience=0.0)
     raise _died(failed[0], [p.name for p in failed[1:]])
 
@@ -215,8 +233,9 @@ def _supervise(crew: Sequence[_Process], grace: float) -> object:
 def _finish(crew: Sequence[_Process], returned: Report, grace: float) -> object:
     """The driver has returned: let the others end, say what did not end well, load the value."""
     stopped = _end(crew, patience=grace)
-    if stopped:
-        log.warning("stopped %s, still running %g s after the driver had returned", ", ".join(stopped), grace)
+    at_work = [p.name for p in crew if p.name in stopped and p.report is None]
+    if at_work:
+        log.warning("stopped %s, still at work %g s after the driver had returned", ", ".join(at_work), grace)
     for p in crew:
         if p.failed_at is not None and p.name not in stopped:
             log.warning("after the driver had returned: %s", _died(p, []))
@@ -240,7 +259,7 @@ def _step(crew: Sequence[_Process], seconds: float) -> None:
         if exitcode is not None:
             p.exitcode = exitcode
             ended_well = p.report is not None and p.report.kind == "returned"
-            if ended_well and exitcode != 0:
+            if ended_well and exitcode != 0 and not p.stopped:
                 log.warning('member "%s" (pid %d) ended with code %d after its work was done', p.name, p.pid, exitcode)
             elif not ended_well and (exitcode != 0 or p is crew[0]):
                 p.failed_at = p.failed_at or time.monotonic()
@@ -320,9 +339,11 @@ def _end(crew: Sequence[_Process], *, patience: float, kill: bool = False) -> li
     stopped = _alive(crew)
     if stopped and not kill:
         for p in stopped:
+            p.stopped = True
             p.process.terminate()
         _wait_for_all(stopped, _TERM_TO_KILL)
     for p in _alive(stopped):
+        p.stopped = True
         p.process.kill()
     _wait_for_all(stopped, 2.0)
     return [p.name for p in stopped]

@@ -180,7 +180,8 @@ class Calls:
             call,
             RPCTimeoutError(
                 f"RPC ran for more than set timeout ({ms} ms) and will now be marked with an error: "
-                f"{describe(call.what)} on {peer.record if peer else f'rank {call.peer}'}; it may or may not have run"
+                f"{describe(call.what)} on {peer.record if peer else f'rank {call.peer}'}; it may or may not have run. "
+                f"Longer calls need timeout=seconds (0: for ever), or RpcBackendOptions(rpc_timeout=...)"
             ),
         )
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from actorrpc.errors import SerializationError
 from actorrpc.runtime.cells import ServiceCell
 from actorrpc.runtime.crew import Lane
 from actorrpc.services.ids import EXECUTOR
@@ -54,7 +56,15 @@ def invoke(
     if is_async(mark):
         _deliver(message, mark, function(*args, **kwargs), give)
     else:
-        give(function(*args, **kwargs))
+        result = function(*args, **kwargs)
+        if isinstance(result, CoroutineType):
+            result.close()
+            name = getattr(function, "__qualname__", repr(function))
+            raise SerializationError(
+                f"{name} is an async function, and nobody here would run its coroutine; "
+                f"a function that answers later returns a Future and is marked with functions.async_execution"
+            )
+        give(result)
 
 
 def is_async(function: object) -> bool:

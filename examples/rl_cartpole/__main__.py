@@ -50,7 +50,10 @@ def main() -> None:
         max_episodes=options.max_episodes,
     )
     observer = rpc.Role(Observer, options.world_size - 1, seed=options.seed)
-    training = rpc.launch(agent=agent, observer=observer)
+    try:
+        training = rpc.launch(agent=agent, observer=observer)
+    except KeyboardInterrupt:
+        sys.exit(f"\nStopped. The episodes until now are in {csv_path(options.out)}")
     if training is None:
         return  # under torchrun, only the agent's process has the result
 

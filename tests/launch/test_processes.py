@@ -222,7 +222,7 @@ def test_members_that_outlive_the_grace_are_stopped_with_one_warning(
     with caplog.at_level(logging.WARNING):
         assert run(members, grace=0.2) == "done"
     assert [r.getMessage() for r in caplog.records if r.name.startswith("actorrpc")] == [
-        "stopped b:0, b:1, still running 0.2 s after the driver had returned"
+        "stopped b:0, b:1, still at work 0.2 s after the driver had returned"
     ]
     assert not is_running(int(Path(paths[0]).read_text()))
 
