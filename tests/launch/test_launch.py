@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import signal
 import socket
@@ -135,9 +136,57 @@ def test_a_role_is_checked_when_it_is_made() -> None:
     assert repr(rpc.Role(Idle, 2)) == "Role(Idle, 2)"
 
 
-def test_a_constructor_may_have_arguments_of_any_name() -> None:
-    role = rpc.Role(Idle, 1, what=1, count=2, self=3)
+def takes_all(**kwargs: int) -> None:
+    """A role's function that takes whatever there is."""
+
+
+def takes_one(rate: float) -> None:
+    """A role's function that needs an argument."""
+
+
+def test_a_function_may_have_arguments_of_any_name() -> None:
+    role = rpc.Role(takes_all, 1, what=1, count=2, self=3)
     assert role.kwargs == {"what": 1, "count": 2, "self": 3}
+
+
+def test_arguments_that_nobody_takes_are_refused_where_the_role_is_made() -> None:
+    with pytest.raises(TypeError, match=r"do not fit Idle: .*'rate'"):
+        rpc.Role(Idle, 1, rate=3)
+    with pytest.raises(TypeError, match=r"without its name: Role\(Idle, 3\)"):
+        rpc.Role(Idle, count=3)
+    with pytest.raises(TypeError, match=r"do not fit takes_one: missing .*'rate'"):
+        rpc.Role(takes_one)
+    with pytest.raises(TypeError, match="do not fit None"):
+        rpc.Role(None, 1, "x")
+    with pytest.raises(TypeError, match="Idle has no __init__"):
+        Idle(3)
+
+
+FROM_STDIN = """
+import actorrpc as rpc
+class Echo(rpc.Actor):
+    def echo(self, x):
+        return x, self.name
+class Driver(rpc.Actor):
+    def main(self):
+        try:
+            rpc.shutdown()
+        except RuntimeError as e:
+            refused = "do not call shutdown" in str(e)
+        return refused, self.world.echo.rpc_sync().echo(1), repr(self.world.echo[0]), repr(self), repr(self.world)
+print(rpc.launch(driver=Driver, echo=rpc.Role(Echo, 2)))
+"""
+
+
+def test_a_program_from_standard_input_can_launch() -> None:
+    done = subprocess.run(
+        [sys.executable, "-"], input=FROM_STDIN, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    refused, echoes, *names = ast.literal_eval(done.stdout)
+    assert refused, "launch ends the world itself"
+    assert echoes == [(1, "echo:0"), (1, "echo:1")]
+    assert names == ["UserRRef(its actor, owner='echo:0')", "<Driver 'driver:0'>", "World({'driver': 1, 'echo': 2})"]
 
 
 @pytest.mark.parametrize("first", [None, Idle, rpc.Role(None, 2), rpc.Role(Idle)])
@@ -367,6 +416,7 @@ def test_the_return_value_reaches_the_script_with_types_of_its_own(script: Scrip
     assert finish(p) == (0, "True 3\n", "")
 
 
+@pytest.mark.slow
 def test_mains_that_still_run_when_the_driver_returns_come_to_an_end(tmp_path: Path, script: Script) -> None:
     p = script(
         """
@@ -510,7 +560,7 @@ def test_ctrl_c_while_members_join_ends_all_quietly(tmp_path: Path, script: Scri
     "work",
     [
         pytest.param(CALLS, id="waits in a call"),
-        pytest.param(COMPUTES, id="computes"),
+        pytest.param(COMPUTES, id="computes", marks=pytest.mark.slow),
         pytest.param(LOOPS, id="calls in a loop", marks=pytest.mark.slow),
     ],
 )

@@ -243,6 +243,7 @@ def give_lock() -> object:
     return threading.Lock()
 
 
+@pytest.mark.slow
 def test_children_get_one_openmp_thread_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     members = [Member("a:0", threads_setting, ()), Member("b:0", give, (0,))]
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
@@ -262,6 +263,7 @@ def test_run_works_outside_the_main_thread() -> None:
 
 
 @linux_only
+@pytest.mark.slow
 def test_runs_leave_no_descriptor_and_no_thread() -> None:
     members = [Member("a:0", give, (1,)), Member("b:0", give, (1,))]
     run(members)
@@ -354,7 +356,7 @@ def test_a_script_without_guard_is_told_so(script: Script) -> None:
 
 
 @linux_only
-@pytest.mark.parametrize("delay", [0.0, 0.1, 0.2, 0.4])
+@pytest.mark.parametrize("delay", [0.2, *(pytest.param(d, marks=pytest.mark.slow) for d in (0.0, 0.1, 0.4))])
 def test_ctrl_c_while_children_import_ends_all_quietly(tmp_path: Path, script: Script, delay: float) -> None:
     p = script('Path(sys.argv[1], f"up{os.getpid()}").write_text("")\ntime.sleep(0.8)\n' + WORLD)
     until(lambda: len(list(tmp_path.glob("up*"))) >= 3)  # the launcher and at least two children
@@ -370,6 +372,7 @@ def test_ctrl_c_while_working_ends_all_quietly(tmp_path: Path, script: Script) -
 
 
 @linux_only
+@pytest.mark.slow
 def test_ctrl_c_ends_members_that_ignore_it(tmp_path: Path, script: Script) -> None:
     p = script(WORLD.replace("work", "stubborn"))
     until(lambda: all((tmp_path / str(i)).exists() for i in range(3)))
@@ -377,6 +380,7 @@ def test_ctrl_c_ends_members_that_ignore_it(tmp_path: Path, script: Script) -> N
 
 
 @linux_only
+@pytest.mark.slow
 def test_a_second_ctrl_c_ends_all_at_once(tmp_path: Path, script: Script) -> None:
     p = script(WORLD.replace("work", "stubborn"))
     until(lambda: all((tmp_path / str(i)).exists() for i in range(3)))
@@ -399,7 +403,7 @@ def interrupt_and_check(p: subprocess.Popen[str], bound: float = 3.0) -> None:
 
 
 @linux_only
-@pytest.mark.parametrize("importing", [False, True])
+@pytest.mark.parametrize("importing", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_killed_launcher_leaves_no_orphan(tmp_path: Path, script: Script, importing: bool) -> None:
     if importing:
         p = script('Path(sys.argv[1], f"up{os.getpid()}").write_text("")\ntime.sleep(0.5)\n' + WORLD)
