@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from actorrpc.errors import RPCTimeoutError
 from actorrpc.runtime.completion import Call, describe
-from actorrpc.runtime.crew import Job, Lane
+from actorrpc.runtime.lanes import Job, Lane
 from actorrpc.wire import envelope
 from actorrpc.wire.envelope import Flag, Kind
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("actorrpc")
 _NEVER = float("inf")
+_A_LIFETIME = 1e9
 
 
 class Calls:
@@ -62,6 +63,8 @@ class Calls:
         worker = self._worker
         if timeout < 0:
             timeout = worker.timeout
+        if timeout > _A_LIFETIME:  # infinity, say
+            timeout = 0.0
         deadline = worker.clock.now() + timeout if timeout > 0 else None
         call = Call(next(self._ids), to, timeout, deadline, what)
         call.again, call.then, call.note = again, then, note

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from actorrpc.errors import ActorGoneError
-from actorrpc.runtime.crew import Job, Lane
 from actorrpc.runtime.handling import Handling
+from actorrpc.runtime.lanes import Job, Lane
 from actorrpc.runtime.mailbox import Mailbox
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ One thread at a time *leads*: only it receives. THREAD RULES:
 - TR4: leadership put down goes to a waiting caller, or lies free until a thread of the pool takes it up; if none does
   within a tick, the keeper sends one. A tick is a millisecond, and the keeper does not sleep while leadership is free.
 - TR5: `limit` bounds handlers that run. One that waits through `wait` lends its place. Waits that nobody can see
-  (an Event, a lock, a collective) are known by the standstill: when jobs are queued and none has ended for 50 ms, the
-  limit grows.
+  (an Event, a lock, a collective) are known by the standstill: when jobs of a lane are queued and none of it has ended
+  for 50 ms, its limit grows (`lanes`).
 - TR6: an answer may be held back, to leave together with others, by a thread of the pool that goes on to receive or to
   run what is queued; it sends what is held before it blocks in anything, and the keeper does so at every tick.
 - TR7: control jobs run one after the other and never queue behind handlers. They must not block.
@@ -21,10 +21,10 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from enum import IntEnum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 from actorrpc.runtime.completion import Waiter
+from actorrpc.runtime.lanes import Job, Lane, Lanes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -36,36 +36,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("actorrpc")
 TICK = 0.001
-_STANDSTILL = 0.05
 _IDLE_SECONDS = 10.0
 _SPARE_HANDS = 2
 _get_ident = threading.get_ident
 
 
-class Lane(IntEnum):
-    """How a job shares the pool."""
-
-    CONTROL = 0
-    """One at a time, before all others."""
-    FREE = 1
-    """As many as there are: what others may be waiting for without saying so."""
-    HANDLER = 2
-    """At most `limit` that run."""
-
-
-class Job(NamedTuple):
-    """Something for the pool to run; `run(argument)` must not raise."""
-
-    lane: Lane
-    run: Callable[[Any], None]
-    argument: Any
-
-
 class _Place(threading.local):
     """What a thread is to the crew."""
 
-    held = False
-    """Whether it holds one of the places for handlers."""
+    held: Lane | None = None
+    """The lane in which it holds a place that it may lend."""
     hand = False
     """Whether it is a thread of the pool."""
 
@@ -90,16 +70,12 @@ class Crew:
         limit: int,
     ) -> None:
         self._name, self._transport, self._clock, self._route = name, transport, clock, route
-        self._limit, self._extra, self._running, self._ended = limit, 0, 0, 0
-        self._handlers = 0
+        self._lanes = Lanes(limit, clock.now())
         self._lead = threading.Lock()
-        self._turns = self._turns_seen = self._ended_seen = 0
-        self._stood_since = 0.0
+        self._turns = self._turns_seen = 0
         self._pool_leads = self._asked = self._guest = False
         self._callers: deque[Waiter] = deque()
         self._door = threading.Lock()
-        self._queues: tuple[deque[Job], deque[Job], deque[Job]] = (deque(), deque(), deque())
-        self._control_busy = False
         self._idle: list[Gate] = []
         self._threads: dict[int, Thread] = {}
         self._made = 0
@@ -129,8 +105,8 @@ class Crew:
         if self._transport.holding:
             self._transport.flush()
         lent = self._place.held
-        if lent:
-            self._lend()
+        if lent is not None:
+            self._lend(lent)
         try:
             return self._wait(what, deadline, waiter, lead)
         finally:
@@ -138,10 +114,10 @@ class Crew:
             if not self._lead.locked():
                 self._offer()  # it may have been offered to this thread, which no longer wants it
             what.waiters.remove(waiter)
-            if lent:
+            if lent is not None:
                 with self._door:
-                    self._running += 1
-                self._place.held = True
+                    self._lanes.reclaim(lent)
+                self._place.held = lent
 
     def _wait(self, what: Completion, deadline: float | None, waiter: Waiter, lead: bool) -> bool:
         now, timeout = self._clock.now, None
@@ -228,9 +204,9 @@ class Crew:
             job = route(frames)
             if job is not None:
                 with self._door:
-                    if self._claim(job.lane):
+                    if self._lanes.claim(job.lane):
                         return job
-                    self._queues[job.lane].append(job)
+                    self._lanes.queues[job.lane].append(job)
         return None
 
     def _put_down(self) -> bool:
@@ -259,28 +235,13 @@ class Crew:
         """Queues a job. Returns whether a thread was sent to run it; if not, one that is busy will."""
         with self._door:
             lane = job.lane
-            self._queues[lane].append(job)
-            if not self._free(lane):
+            self._lanes.queues[lane].append(job)
+            if not self._lanes.free(lane):
                 self.wake_keeper()
                 return False
             gate = self._hand()
         if gate is not None:
             gate.open()
-        return True
-
-    def _free(self, lane: Lane) -> bool:
-        if lane is Lane.HANDLER:
-            return self._running < self._limit + self._extra
-        return lane is Lane.FREE or not self._control_busy
-
-    def _claim(self, lane: Lane) -> bool:
-        if not self._free(lane):
-            return False
-        if lane is Lane.HANDLER:
-            self._running += 1
-            self._handlers += 1
-        elif lane is Lane.CONTROL:
-            self._control_busy = True
         return True
 
     def _hand(self) -> Gate | None:
@@ -301,10 +262,7 @@ class Crew:
 
     def _take(self) -> Job | None:
         with self._door:
-            for lane in Lane:
-                if self._queues[lane] and self._claim(lane):
-                    return self._queues[lane].popleft()
-        return None
+            return self._lanes.take()
 
     def _work(self, number: int) -> None:
         gate = self._clock.gate()
@@ -327,7 +285,7 @@ class Crew:
             if self._transport.holding:
                 self._transport.flush()
             with self._door:
-                if any(self._queues[lane] and self._free(lane) for lane in Lane):
+                if self._lanes.startable:
                     continue
                 if self.stopping:
                     break
@@ -344,29 +302,22 @@ class Crew:
     def _run(self, job: Job) -> None:
         lane, run, argument = job
         del job
-        if lane is Lane.HANDLER:
-            self._place.held = True
+        self._place.held = lane if lane is not Lane.CONTROL else None
         try:
             run(argument)
         except Exception:  # a fault of this library's own; the thread goes on, or its place would be lost
             log.exception("%s: a job failed", self._name)
         finally:
             del argument
+            self._place.held = None
             with self._door:
-                self._ended += 1
-                if lane is Lane.HANDLER:
-                    self._place.held = False
-                    self._running -= 1
-                    self._handlers -= 1
-                elif lane is Lane.CONTROL:
-                    self._control_busy = False
+                self._lanes.end(lane)
 
-    def _lend(self) -> None:
+    def _lend(self, lane: Lane) -> None:
         gate = None
-        self._place.held = False
+        self._place.held = None
         with self._door:
-            self._running -= 1
-            if self._queues[Lane.HANDLER]:
+            if self._lanes.lend(lane):
                 gate = self._hand()
         if gate is not None:
             gate.open()
@@ -394,19 +345,8 @@ class Crew:
             if self._turns != self._turns_seen:
                 busy = True
                 self._turns_seen = self._turns
-            if not self._queues[Lane.HANDLER]:
-                self._extra = 0
-                self._stood_since = now
-            else:
-                busy = True
-                if self._ended != self._ended_seen:
-                    self._ended_seen = self._ended
-                    self._stood_since = now
-                elif now - self._stood_since >= _STANDSTILL:
-                    self._stood_since = now
-                    more = max(1, self._extra)
-                    self._extra += more
-                    gates += [self._hand() for _ in range(min(more, len(self._queues[Lane.HANDLER])))]
+            busy = busy or self._lanes.crowded
+            gates += [self._hand() for _ in range(self._lanes.grow(now))]
         for gate in gates:
             if gate is not None:
                 gate.open()
@@ -420,21 +360,16 @@ class Crew:
     @property
     def needs_keeper(self) -> bool:
         """Whether leadership is free, answers are held or handlers are queued."""
-        return not self._lead.locked() or self._transport.holding or bool(self._queues[Lane.HANDLER])
+        return not self._lead.locked() or self._transport.holding or self._lanes.crowded
 
     @property
     def quiet(self) -> bool:
         """Whether no handler runs, waits or is queued."""
-        return not (self._handlers or self._queues[Lane.HANDLER] or self._queues[Lane.FREE])
+        return self._lanes.quiet
 
     def statistics(self) -> dict[str, int]:
         """Returns counts: threads, running handlers, queued jobs, jobs ended."""
-        return {
-            "threads": len(self._threads),
-            "running": self._running,
-            "queued": sum(map(len, self._queues)),
-            "ended": self._ended,
-        }
+        return {"threads": len(self._threads), **self._lanes.statistics()}
 
     def stop(self, timeout: float) -> bool:
         """Ends the threads. Returns whether all of them ended within `timeout` seconds; handlers that run may not."""

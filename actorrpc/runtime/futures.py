@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 import threading
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -18,8 +19,8 @@ import torch
 from actorrpc.errors import RemoteError, RPCTimeoutError
 from actorrpc.runtime.clock import LockGate
 from actorrpc.runtime.completion import Call, Completion, Waiter, describe
-from actorrpc.runtime.crew import Job, Lane
 from actorrpc.runtime.handling import here
+from actorrpc.runtime.lanes import Job, Lane
 from actorrpc.wire.exposed import exposed
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ class Future(torch.futures.Future, Generic[T]):  # type: ignore[type-arg]
             if not core.done and not _wait_alone(core, self._door, timeout if timeout > 0 else None):
                 raise self._too_late(timeout)
             return
-        own = now() + timeout if timeout > 0 else None
+        own = now() + timeout if 0 < timeout < math.inf else None
         deadline = limit if own is None else own if limit is None else min(own, limit)
         if worker.wait(core, deadline):
             return

@@ -8,7 +8,8 @@ import select
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from actorrpc.runtime.crew import TICK, Job, Lane
+from actorrpc.runtime.crew import TICK
+from actorrpc.runtime.lanes import Job, Lane
 from actorrpc.runtime.peers import Standing
 
 if TYPE_CHECKING:

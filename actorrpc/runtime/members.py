@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from actorrpc.errors import NotAMemberError, WorkerLostError
-from actorrpc.runtime.crew import Job, Lane
+from actorrpc.runtime.lanes import Job, Lane
 from actorrpc.runtime.peers import Peer, Standing
 
 if TYPE_CHECKING:

@@ -19,9 +19,10 @@ from actorrpc.errors import (
 )
 from actorrpc.runtime.calls import Calls
 from actorrpc.runtime.completion import Completion, Waiter
-from actorrpc.runtime.crew import Crew, Job, Lane
+from actorrpc.runtime.crew import Crew
 from actorrpc.runtime.handling import Handling, here
 from actorrpc.runtime.keeper import Keeper
+from actorrpc.runtime.lanes import Job, Lane
 from actorrpc.runtime.members import Members
 from actorrpc.runtime.message import Message, Parcel
 from actorrpc.runtime.peers import Standing
@@ -152,6 +153,8 @@ class Worker:
         """
         if not isinstance(timeout, (int, float)):
             raise TypeError(f"timeout must be seconds (0: for ever), not {timeout!r} of type {type(timeout).__name__}")
+        if timeout != timeout:
+            raise ValueError("timeout must be seconds (0: for ever), not NaN")
         frames, parcel = self.write(body, to)
         again = None
         if mentions_main(frames):
@@ -161,6 +164,7 @@ class Worker:
     def tell(self, to: int, target: tuple[int, int], body: object, *, control: bool = False) -> None:
         """Sends a message that is not answered. `control`: see `Flag.CONTROL`. Raises as `request` does."""
         frames, parcel = self.write(body, to)
+        frames = _snapshot(frames)
         try:
             flags = (Flag.REFS if parcel.refs else 0) | (Flag.CONTROL if control else 0)
             self.calls.sent += not control
@@ -325,6 +329,7 @@ class Worker:
         except BaseException as e:
             self.answer_error(message, e, 0)
             return
+        frames = _snapshot(frames)
         self._answer(message, Kind.REPLY, Flag.REFS if parcel.refs else 0, frames, parcel)
 
     def answer_error(self, message: Message, error: BaseException, flags: int) -> None:
@@ -477,6 +482,11 @@ class Worker:
             "dialled": sum(p.dialled for p in self.peers.values()),
             **self.crew.statistics(),
         }
+
+
+def _snapshot(frames: Sequence[Frame]) -> Sequence[Frame]:
+    """Copies the large tensors of an answer or a tell: their sender goes on, and may change them before they leave."""
+    return frames if len(frames) == 1 else [frames[0], *map(bytes, frames[1:])]
 
 
 class _Return(Completion):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from actorrpc.errors import ActorRPCError
 from actorrpc.runtime.cells import ServiceCell
 from actorrpc.runtime.completion import Completion
-from actorrpc.runtime.crew import Lane
+from actorrpc.runtime.lanes import Lane
 from actorrpc.runtime.peers import Record, Standing
 from actorrpc.services.ids import DIRECTORY, MEMBER
 from actorrpc.wire.envelope import PROTOCOL

@@ -9,7 +9,7 @@ import torch
 
 from actorrpc.errors import SerializationError
 from actorrpc.runtime.cells import ServiceCell
-from actorrpc.runtime.crew import Lane
+from actorrpc.runtime.lanes import Lane
 from actorrpc.services.ids import EXECUTOR
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from actorrpc.errors import ActorRPCError
 from actorrpc.runtime.completion import Completion
-from actorrpc.runtime.crew import Job, Lane
+from actorrpc.runtime.lanes import Job, Lane
 from actorrpc.services.executor import invoke
 from actorrpc.services.forks import OwnerForks
 from actorrpc.wire.envelope import Flag

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from actorrpc.errors import ActorGoneError, ActorRPCError, UnknownNameError
 from actorrpc.runtime.cells import ServiceCell
-from actorrpc.runtime.crew import Job, Lane
+from actorrpc.runtime.lanes import Job, Lane
 from actorrpc.services.executor import invoke
 from actorrpc.services.forks import UserForks
 from actorrpc.services.handles import Entry, OwnerHandle, UserHandle
@@ -151,13 +151,14 @@ class Objects:
         me = self.worker.id
         if owner == me:
             entry = self._entries.get(ref)
+            own = OwnerHandle(self, entry) if entry is not None else None  # before the fork goes that held it until now
             if parent == me:
                 self._delete(ref, fork)
             else:
                 self._tell(parent, ("accept", fork))
-            if entry is None:
+            if own is None:
                 raise ActorGoneError(f"the object of reference {ref} on {self.worker} is gone")
-            return OwnerHandle(self, entry)
+            return own
         with self._door:
             held = self._users.add(ref, fork, owner, confirmed=parent == owner)
         handle = UserHandle(self, held)

@@ -36,6 +36,7 @@ _COPY_BELOW = 65536
 """Bytes below which copying a frame beats handing its memory to ZeroMQ."""
 _BUNDLE = b"b\1"
 """Marks a frame that holds several messages."""
+_LONGEST_POLL = 3600.0
 _HOLD_BELOW = 2048
 _HOLD_AT_MOST = 32
 
@@ -150,7 +151,7 @@ class ZmqTransport:
 
     @exposed
     def _poll(self, timeout: float | None) -> list[tuple[Any, int]]:
-        return self._poller.poll(None if timeout is None else max(0, int(timeout * 1000 + 0.999)))
+        return self._poller.poll(None if timeout is None else max(0, int(min(timeout, _LONGEST_POLL) * 1000 + 0.999)))
 
     def receive(self, timeout: float | None) -> list[Frame] | None:
         if self._unpacked:

@@ -1,0 +1,129 @@
+"""How jobs share the pool: lanes with limits. Plain logic, used under the crew's door (rules TR5 and TR7 in `crew`)."""
+
+from __future__ import annotations
+
+from collections import deque
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+STANDSTILL = 0.05
+_FREE_LIMIT = 32
+
+
+class Lane(IntEnum):
+    """How a job shares the pool."""
+
+    CONTROL = 0
+    """One at a time, before all others; they do not block."""
+    FREE = 1
+    """Before handlers, and beside them: what handlers may be waiting for."""
+    HANDLER = 2
+    """At most the user's limit that run."""
+
+
+class Job(NamedTuple):
+    """Something for the pool to run; `run(argument)` must not raise."""
+
+    lane: Lane
+    run: Callable[[Any], None]
+    argument: Any
+
+
+class Lanes:
+    """The queues, and who runs.
+
+    Arguments:
+        limit: how many handlers may run at once.
+        now: the present time.
+    """
+
+    def __init__(self, limit: int, now: float) -> None:
+        self.queues: tuple[deque[Job], deque[Job], deque[Job]] = (deque(), deque(), deque())
+        self._limits = (1, _FREE_LIMIT, limit)
+        self._extra = [0, 0, 0]
+        self._running = [0, 0, 0]
+        self._begun = [0, 0, 0]
+        """Jobs in progress, those that wait included."""
+        self.ended = [0, 0, 0]
+        self._ended_seen = [0, 0, 0]
+        self._stood_since = [now, now, now]
+
+    def free(self, lane: Lane) -> bool:
+        """Whether one more job of a lane may run."""
+        return self._running[lane] < self._limits[lane] + self._extra[lane]
+
+    def claim(self, lane: Lane) -> bool:
+        """Takes a place in a lane, if there is one."""
+        if not self.free(lane):
+            return False
+        self._running[lane] += 1
+        self._begun[lane] += 1
+        return True
+
+    def take(self) -> Job | None:
+        """Takes the first job that may run, with its place."""
+        for lane in Lane:
+            if self.queues[lane] and self.claim(lane):
+                return self.queues[lane].popleft()
+        return None
+
+    @property
+    def startable(self) -> bool:
+        """Whether a job is queued that may run."""
+        return any(self.queues[lane] and self.free(lane) for lane in Lane)
+
+    @property
+    def crowded(self) -> bool:
+        """Whether jobs are queued in a lane whose limit may have to grow."""
+        return bool(self.queues[Lane.HANDLER] or self.queues[Lane.FREE])
+
+    def end(self, lane: Lane) -> None:
+        """Gives a place back: the job has ended."""
+        self._running[lane] -= 1
+        self._begun[lane] -= 1
+        self.ended[lane] += 1
+
+    def lend(self, lane: Lane) -> bool:
+        """Gives a place back for a while: the job waits. Returns whether a queued one may now start."""
+        self._running[lane] -= 1
+        return bool(self.queues[lane])
+
+    def reclaim(self, lane: Lane) -> None:
+        """Takes a place that was lent back, also where that makes one too many."""
+        self._running[lane] += 1
+
+    def grow(self, now: float) -> int:
+        """Raises the limit of lanes that stand still: jobs are queued, and none of the lane has ended for a while.
+
+        Returns how many more jobs may start.
+        """
+        started = 0
+        for lane in (Lane.FREE, Lane.HANDLER):
+            if not self.queues[lane]:
+                self._extra[lane] = 0
+                self._stood_since[lane] = now
+            elif self.ended[lane] != self._ended_seen[lane]:
+                self._ended_seen[lane] = self.ended[lane]
+                self._stood_since[lane] = now
+            elif now - self._stood_since[lane] >= STANDSTILL:
+                self._stood_since[lane] = now
+                more = max(1, self._extra[lane])
+                self._extra[lane] += more
+                started += min(more, len(self.queues[lane]))
+        return started
+
+    @property
+    def quiet(self) -> bool:
+        """Whether nothing but control is in progress or queued."""
+        return not (self._begun[Lane.HANDLER] or self._begun[Lane.FREE] or self.crowded)
+
+    def statistics(self) -> dict[str, int]:
+        """Returns counts: running handlers, queued jobs, jobs ended."""
+        return {
+            "running": self._running[Lane.HANDLER],
+            "queued": sum(map(len, self.queues)),
+            "ended": sum(self.ended),
+        }
