@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from actorrpc.errors import GroupError
 from actorrpc.options import UNSET_RPC_TIMEOUT
-from actorrpc.rref import RRef, call_all, call_method
+from actorrpc.rref import RRef, call_all, call_method, failed_future
 from actorrpc.runtime.futures import Future
 
 if TYPE_CHECKING:
@@ -97,25 +97,35 @@ class Group(Sequence[RRef[Any]]):
         """Returns a proxy: `group.remote().method(*args)` calls all members and returns the Group of references to
         their results.
         """
-        return _GroupProxy(lambda *call: Group(list(self._send("remote", timeout, *call))))
+        return _GroupProxy(lambda *call: Group(self._send("remote", timeout, *call)))
 
     def tell(self) -> Any:
         """Returns a proxy: `group.tell().method(*args)` has all members' method called, and waits for nothing."""
-        return _GroupProxy(lambda *call: (list(self._send("tell", UNSET_RPC_TIMEOUT, *call)), None)[1])
+        return _GroupProxy(lambda *call: (self._send("tell", UNSET_RPC_TIMEOUT, *call), None)[1])
 
     def _call(self, timeout: float, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> GroupFuture:
         if self._shares is None:
             futures = call_all(self._members, timeout, name, args, kwargs)
         else:
-            futures = list(self._send("rpc_async", timeout, name, args, kwargs))
+            futures = self._send("rpc_async", timeout, name, args, kwargs)
         return GroupFuture(self._members, futures, self._first)
 
-    def _send(
-        self, verb: str, timeout: float, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Iterator[Any]:
+    def _send(self, verb: str, timeout: float, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """Calls all members, also when one of them cannot be; says so afterwards, in its future if it has one."""
+        sent: list[Any] = []
+        failed: list[tuple[str, BaseException]] = []
         for i, member in enumerate(self._members):
             own = args if self._shares is None else (self._shares[i], *args)
-            yield call_method(member, verb, timeout, name, own, kwargs)
+            try:
+                sent.append(call_method(member, verb, timeout, name, own, kwargs))
+            except Exception as e:
+                if verb == "rpc_async":
+                    sent.append(failed_future(e))
+                else:
+                    failed.append((member.owner_name(), e))
+        if failed:
+            raise GroupError.of(failed, len(self))
+        return sent
 
 
 class _GroupProxy:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from actorrpc import actor, rref
 from actorrpc.options import UNSET_RPC_TIMEOUT, RpcBackendOptions
 from actorrpc.runtime.futures import Future
+from actorrpc.runtime.handling import here
 from actorrpc.services.ids import EXECUTOR
 from actorrpc.session import Session, current, is_available, open_session, set_default
 from actorrpc.workers import WorkerInfo, info_of, resolve
@@ -90,7 +91,8 @@ def shutdown(graceful: bool = True, timeout: float = 0) -> None:
         timeout: seconds that a graceful shutdown may take; 0 (the default) without bound, but for lost workers.
 
     Raises:
-        RuntimeError: this worker was launched in a role; `launch` ends the world itself.
+        RuntimeError: this worker was launched in a role, so that `launch` ends the world itself; or a graceful end was
+            asked for by a handler.
         RendezvousError: time ran out; the worker is closed all the same.
         WorkerLostError: rank 0 was lost, so that nobody can say when all is done; the worker is closed all the same.
     """
@@ -100,6 +102,10 @@ def shutdown(graceful: bool = True, timeout: float = 0) -> None:
     if session.launched:
         raise RuntimeError(
             f"{session.worker} was launched: launch ends the world when the driver's main returns; do not call shutdown"
+        )
+    if graceful and here.handling is not None:
+        raise RuntimeError(
+            "a handler cannot wait for the end of the world, which waits for it: call shutdown elsewhere"
         )
     try:
         if graceful:

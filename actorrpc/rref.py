@@ -236,9 +236,14 @@ def _or_failed(send: Callable[[], Future[Any]]) -> Future[Any]:
     try:
         return send()
     except Exception as e:
-        future: Future[Any] = Future()
-        future.set_exception(e)
-        return future
+        return failed_future(e)
+
+
+def failed_future(error: Exception) -> Future[Any]:
+    """Returns a future that is done, with an error."""
+    future: Future[Any] = Future()
+    future.set_exception(error)
+    return future
 
 
 def make(session: Session, to: int, func: Callable[..., Any], args: Any, kwargs: Any, timeout: float) -> RRef[Any]:

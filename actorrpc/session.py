@@ -10,6 +10,7 @@ import re
 import socket
 import sys
 import time
+import weakref
 from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,6 +40,8 @@ _THEIR_END_SECONDS = 3.0
 _default: Session | None = None
 _chosen: ContextVar[Session | None] = ContextVar("actorrpc_session", default=None)
 _forked = False
+_all: weakref.WeakSet[Session] = weakref.WeakSet()
+"""For a forked child, in which none of them works."""
 
 
 class Session:
@@ -59,6 +62,7 @@ class Session:
         self._shield = InterruptShield()
         self._switch_interval: float | None = None
         worker.services[Session] = self
+        _all.add(self)
 
     def enter(self, world_size: int, timeout: float, switch_interval: float | None) -> None:
         """Joins the world. Raises as `rendezvous.found` does; leaves nothing behind then."""
@@ -230,17 +234,22 @@ def _local_address(master: str | None) -> str:
 
 
 def _boot() -> str:
-    """Returns what tells this boot of this host from others."""
+    """Returns what tells those who share process ids with this one: this boot of this host, and its pid namespace."""
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}-{os.stat('/proc/self/ns/pid').st_ino}"  # a pid says nothing in another container
     except OSError:
         return f"{socket.gethostname()}-{int(time.time() - time.monotonic()) // 60}"
 
 
 def _after_fork() -> None:
     global _default, _forked
-    if _default is not None:
-        _default, _forked = None, True
+    for session in list(_all):
+        if session.worker.open:
+            _forked, session.worker.open = True, False
+            session.worker.closed_because = "this process was forked from it, and ZeroMQ does not survive a fork"
+    if _forked:
+        _default = here.handling = None
 
 
 def _at_exit() -> None:

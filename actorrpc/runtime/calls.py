@@ -31,13 +31,11 @@ class Calls:
 
     Attributes:
         pending: by the calls' numbers.
-        sent: how many requests and tells went out, house-keeping apart.
     """
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self.pending: dict[int, Call] = {}
-        self.sent = 0
         self._ids = itertools.count(1)
         self._unsettled: deque[Call] = deque()
         self._unpublished: deque[Future[Any]] = deque()
@@ -73,7 +71,6 @@ class Calls:
             flags |= Flag.REFS
         call.sent_flags = flags
         self.pending[call.id] = call
-        self.sent += 1
         try:
             worker.emit(to, Kind.REQUEST, flags, call.id, target, worker.chain(), timeout or _NEVER, frames)
         except BaseException:
@@ -104,10 +101,11 @@ class Calls:
         if call.note is not None:
             call.note(call)
         worker.crew.done(call, place)
-        if call.then is None or call.waiters:
+        then = call.then  # once: the thread that waited may just be clearing it
+        if then is None or (call.waiters and not call.urgent):
             return None
         if call.urgent or worker.crew.pool_leads:
-            return Job(Lane.FREE, call.then, call)
+            return Job(Lane.FREE, then, call)
         self._unsettled.append(call)
         worker.crew.wake_keeper()
         return None
@@ -119,6 +117,7 @@ class Calls:
         try:
             if call.refs is not None:
                 call.refs.restart()  # they were not read; the new payload has its own
+            worker.peers[call.peer].by_value = True
             frames, parcel = again()
             call.refs = parcel if parcel.refs else None
             target = envelope.unpack(memoryview(answer[0]))
@@ -164,8 +163,9 @@ class Calls:
             self._worker.crew.submit(Job(Lane.FREE, _publish, futures))
         while self._unsettled:
             call = self._unsettled.popleft()
-            if call.then is not None:
-                self._worker.crew.submit(Job(Lane.FREE, call.then, call))
+            then = call.then
+            if then is not None:
+                self._worker.crew.submit(Job(Lane.FREE, then, call))
 
     # -- calls that are not answered
 
@@ -208,8 +208,9 @@ class Calls:
         if call.note is not None:
             call.note(call)
         self._worker.complete(call)
-        if call.then is not None and not call.waiters:
-            self._worker.crew.submit(Job(Lane.FREE, call.then, call))
+        then = call.then
+        if then is not None and (call.urgent or not call.waiters):
+            self._worker.crew.submit(Job(Lane.FREE, then, call))
 
     def fail_all_to(self, peer: int | None, error: Callable[[], BaseException]) -> None:
         """Ends all calls to a peer (None: to anybody)."""

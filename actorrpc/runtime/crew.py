@@ -73,9 +73,12 @@ class Crew:
         self._lanes = Lanes(limit, clock.now())
         self._lead = threading.Lock()
         self._turns = self._turns_seen = 0
+        self._waited = 0.0
+        """When a caller's last wait ended: only callers in a tight loop ask a thread of the pool for leadership."""
         self._pool_leads = self._asked = self._guest = False
         self._callers: deque[Waiter] = deque()
-        self._door = threading.Lock()
+        # Reentrant: the collector may run a finalizer of the user's, which calls, in the midst of what it guards.
+        self._door = threading.RLock()
         self._idle: list[Gate] = []
         self._threads: dict[int, Thread] = {}
         self._made = 0
@@ -111,6 +114,7 @@ class Crew:
             return self._wait(what, deadline, waiter, lead)
         finally:
             waiter.over = True
+            self._waited = self._clock.now()
             if not self._lead.locked():
                 self._offer()  # it may have been offered to this thread, which no longer wants it
             what.waiters.remove(waiter)
@@ -141,7 +145,7 @@ class Crew:
                     if not waiter.listed:
                         waiter.listed = True
                         self._callers.append(waiter)
-                    if self._pool_leads and not self._asked:
+                    if self._pool_leads and not self._asked and now() - self._waited < TICK:
                         self._asked = True
                         self._transport.wake()
                     if what.done or not self._lead.locked():
@@ -204,7 +208,7 @@ class Crew:
             job = route(frames)
             if job is not None:
                 with self._door:
-                    if self._lanes.claim(job.lane):
+                    if not self._lanes.queues[job.lane] and self._lanes.claim(job.lane):
                         return job
                     self._lanes.queues[job.lane].append(job)
         return None
@@ -223,7 +227,7 @@ class Crew:
             except IndexError:
                 break
             waiter.listed = False
-            if not waiter.over:
+            if not (waiter.over or waiter.resigned):
                 waiter.gate.open()
                 return True
         self.wake_keeper()

@@ -199,7 +199,9 @@ class Future(torch.futures.Future, Generic[T]):  # type: ignore[type-arg]
             try:
                 self._value = worker.result(core)
             except BaseException as e:
-                self._error = e
+                # Without its frames, which hold this future: torch's part will hold the error where the collector
+                # does not see it. Where it happened stands in its cause.
+                self._error = e.with_traceback(None)
             core.then = None
             self._settled = True
             callbacks, self._callbacks = self._callbacks, []

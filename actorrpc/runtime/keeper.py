@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import select
+import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,7 @@ class Keeper:
         self.due = _FOREVER
         """When the next deadline is looked at; calls with an earlier one say so through `schedule`."""
         self._timers: list[tuple[float, Callable[[], None]]] = []
+        self._timers_door = threading.RLock()
         self.dropped: deque[Any] = deque()
         """What finalizers leave here, without a lock; `bury` is called for it in the control lane."""
         self.bury: Callable[[], None] | None = None
@@ -55,13 +57,15 @@ class Keeper:
 
     def schedule(self, deadline: float) -> None:
         """Says that something falls due earlier than was known."""
-        self.due = min(self.due, deadline)
+        with self._timers_door:
+            self.due = min(self.due, deadline)
         self._gate.open()
 
     def after(self, seconds: float, run: Callable[[], None]) -> None:
         """Runs something short in the control lane, some seconds from now."""
         at = self._worker.clock.now() + seconds
-        self._timers.append((at, run))
+        with self._timers_door:
+            self._timers.append((at, run))
         self.schedule(at)
 
     def drop(self, what: Any) -> None:
@@ -84,7 +88,10 @@ class Keeper:
             return
         try:
             fd = os.pidfd_open(record.pid)
-        except OSError:
+        except OSError as e:
+            if not isinstance(e, ProcessLookupError):  # no descriptor to be had, say: not the peer's fault
+                log.warning("%s: the process of %s cannot be watched: %s", self._worker.record.name, record, e)
+                return
             self._worker.members.lose(record.id, f"its process {record.pid} does not exist")
             return
         self._pidfds[record.id] = fd
@@ -151,17 +158,15 @@ class Keeper:
             self.bury()
 
     def _expire(self, time: float) -> None:
-        worker, due = self._worker, _FOREVER
-        self.due = _FOREVER
-        timers, self._timers = self._timers, []
-        for at, run in timers:
-            if at <= time:
-                worker.crew.submit(Job(Lane.CONTROL, _call, run))
-            else:
-                self._timers.append((at, run))
-                due = min(due, at)
-        due = min(due, worker.calls.expire_due(time))
-        self.due = min(self.due, due)
+        worker = self._worker
+        with self._timers_door:
+            self.due = _FOREVER  # calls that are sent from here on say so themselves
+            ready = [run for at, run in self._timers if at <= time]
+            self._timers = [(at, run) for at, run in self._timers if at > time]
+            due = min((at for at, _ in self._timers), default=_FOREVER)
+        for run in ready:
+            worker.crew.submit(Job(Lane.CONTROL, _call, run))
+        self.schedule(min(due, worker.calls.expire_due(time)))
 
     def _look(self) -> None:
         assert self._poll is not None

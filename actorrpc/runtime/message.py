@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from actorrpc.wire.envelope import HEADER_SIZE, Flag, Kind
 
@@ -40,6 +40,13 @@ class Parcel:
         refs, self.refs = self.refs, None
         if refs and self.undo is not None:
             self.undo(refs)
+
+
+class Kept(Protocol):
+    """The place of a result that stays with the callee."""
+
+    def fill(self, value: Any, error: BaseException | None = None) -> None:
+        """Puts the result, or the error, in."""
 
 
 class Message:
@@ -96,7 +103,7 @@ class Message:
         self.frames: Sequence[Frame] = frames
         self.wants_answer = kind == Kind.REQUEST
         self.answered = False
-        self.kept: object = None
+        self.kept: Kept | None = None
         self.mailbox: Mailbox[Message] | None = None
         self.turn: Turn[Message] | None = None
 

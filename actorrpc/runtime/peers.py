@@ -65,15 +65,24 @@ class Peer:
         lock: taken to number and send one message (ZQ4, and so that numbers leave in order).
         sent: how many messages went to it.
         seen: how many came from it.
+        told, heard: of these, the requests and tells that are not house-keeping.
         dialled: whether the way to it was opened.
+        busy, deferred: whether a message is just being sent, and what is to follow it.
+        by_value: whether it is known not to know names of `__main__`.
     """
 
-    __slots__ = ("dialled", "lock", "reason", "record", "seen", "sent", "standing")
+    __slots__ = (
+        "busy", "by_value", "deferred", "dialled", "heard", "lock", "reason", "record", "seen", "sent", "standing",
+        "told",
+    )  # fmt: skip
 
     def __init__(self, record: Record) -> None:
         self.record = record
         self.standing = Standing.MEMBER
         self.reason = ""
-        self.lock = threading.Lock()
-        self.sent = self.seen = 0
+        # Reentrant: the collector may run a finalizer of the user's, which sends, in the midst of a send (`busy`).
+        self.lock = threading.RLock()
+        self.sent = self.seen = self.told = self.heard = 0
+        self.busy = self.by_value = False
+        self.deferred: list[tuple[Any, ...]] = []
         self.dialled = False

@@ -15,6 +15,7 @@ from actorrpc.errors import (
     NotAMemberError,
     ProtocolError,
     RemoteError,
+    RPCTimeoutError,
     UnknownNameError,
 )
 from actorrpc.runtime.calls import Calls
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from actorrpc.runtime.cells import Cell
     from actorrpc.runtime.clock import Clock
     from actorrpc.runtime.completion import Call
-    from actorrpc.runtime.peers import Record
+    from actorrpc.runtime.peers import Peer, Record
     from actorrpc.wire.envelope import Frame
     from actorrpc.wire.transport import Transport
 
@@ -78,12 +79,11 @@ class Worker:
         self.crew = Crew(record.name, transport, clock, self._route, threads)
         self.keeper = Keeper(self)
         self._numbers = itertools.count(1)
-        self.received = 0
-        """How many requests and tells came in, house-keeping apart."""
         self.ending = False
         """Whether the world is about to end, so that peers that go are no surprise."""
         self.open = True
         """False once `stop` has begun: no calls any more."""
+        self.closed_because = "it has shut down"
 
     def __str__(self) -> str:
         return str(self.record)
@@ -109,6 +109,16 @@ class Worker:
             if parcel.failure is not None:
                 raise parcel.failure from None
             raise
+
+    def _for_main(
+        self, frames: Sequence[Frame], parcel: Parcel, body: object, to: int
+    ) -> tuple[Sequence[Frame], Parcel]:
+        """Writes a payload with names of `__main__` by value where the peer is known not to know them."""
+        peer = self.peers.get(to)
+        if peer is None or not peer.by_value:
+            return frames, parcel
+        parcel.restart()
+        return self.write(body, to, by_value=True)
 
     def chain(self) -> int:
         """Returns the call chain of the present thread's handler, or a new one.
@@ -158,16 +168,18 @@ class Worker:
         frames, parcel = self.write(body, to)
         again = None
         if mentions_main(frames):
+            frames, parcel = self._for_main(frames, parcel, body, to)
             again = lambda: self.write(body, to, by_value=True)  # noqa: E731
         return self.calls.post(to, target, frames, timeout, what, parcel, again, then, note, flags)
 
     def tell(self, to: int, target: tuple[int, int], body: object, *, control: bool = False) -> None:
         """Sends a message that is not answered. `control`: see `Flag.CONTROL`. Raises as `request` does."""
         frames, parcel = self.write(body, to)
+        if mentions_main(frames):
+            frames, parcel = self._for_main(frames, parcel, body, to)
         frames = _snapshot(frames)
         try:
             flags = (Flag.REFS if parcel.refs else 0) | (Flag.CONTROL if control else 0)
-            self.calls.sent += not control
             self.emit(to, Kind.TELL, flags, self.calls.next_id(), target, self.chain(), _NEVER, frames)
         except BaseException:
             parcel.restart()
@@ -193,7 +205,7 @@ class Worker:
         hold: bool = False,
     ) -> None:
         if not self.open:
-            raise NotAMemberError(f"{self} has shut down; no calls any more")
+            raise NotAMemberError(f"no calls any more through {self}: {self.closed_because}")
         creator, local = target
         first = frames[0]
         if to == self.id:
@@ -208,28 +220,44 @@ class Worker:
         if peer is None or not peer.dialled or peer.standing is not Standing.MEMBER:
             peer = self.members.reach(to)
         with peer.lock:
-            peer.sent += 1
-            head = pack_fields(
-                MARK,
-                kind,
-                flags,
-                self.id,
-                self.record.incarnation,
-                call,
-                peer.sent,
-                creator,
-                local,
-                chain,
-                -1,
-                remaining,
-            )
+            if peer.busy:  # this thread is in the midst of a send: a finalizer of the user's sends
+                peer.deferred.append((to, kind, flags, call, target, chain, remaining, frames))
+                return
+            peer.busy = True
             try:
-                if len(frames) == 1:
-                    self.transport.send(to, (head + first,), hold)
-                else:
-                    self.transport.send(to, [head + first, *frames[1:]])
-            except KeyError:
-                raise self.members.lost_error(peer, "the message was not sent") from None
+                self._number(peer, to, kind, flags, call, target, chain, remaining, frames, hold)
+                while peer.deferred:
+                    self._number(peer, *peer.deferred.pop(0))
+            finally:
+                peer.busy = False
+
+    def _number(
+        self,
+        peer: Peer,
+        to: int,
+        kind: int,
+        flags: int,
+        call: int,
+        target: tuple[int, int],
+        chain: int,
+        remaining: float,
+        frames: Sequence[Frame],
+        hold: bool = False,
+    ) -> None:
+        """Sends a message to a peer, numbered; under its lock."""
+        peer.sent += 1
+        if kind <= Kind.TELL and not flags & Flag.CONTROL:
+            peer.told += 1
+        head = pack_fields(
+            MARK, kind, flags, self.id, self.record.incarnation, call, peer.sent, *target, chain, -1, remaining
+        )  # fmt: skip
+        try:
+            if len(frames) == 1:
+                self.transport.send(to, (head + frames[0],), hold)
+            else:
+                self.transport.send(to, [head + frames[0], *frames[1:]])
+        except KeyError:
+            raise self.members.lost_error(peer, "the message was not sent") from None
 
     def take(self, frames: Sequence[Frame]) -> None:
         """Routes a message that did not come through the transport just now."""
@@ -265,9 +293,10 @@ class Worker:
             if peer.seen != sequence:
                 self.members.lose(caller, f"messages {peer.seen} to {sequence - 1} from it did not arrive")
                 return None
+            if kind <= Kind.TELL and not flags & Flag.CONTROL:
+                peer.heard += 1
         number = next(self._numbers)
         if kind <= Kind.TELL:
-            self.received += not flags & Flag.CONTROL
             deadline = None if remaining == _NEVER else self.clock.now() + remaining
             message = Message(
                 self, kind, flags, caller, call_id, creator, local, chain, context, deadline, number, frames
@@ -306,6 +335,8 @@ class Worker:
         if message.deadline is not None and message.deadline <= self.clock.now():
             if message.holds_refs:
                 self.discard((message.frames, message.caller))
+            if message.kept is not None:
+                message.kept.fill(None, RPCTimeoutError("the object was not made: the time of the call had run out"))
             return  # the caller has given up; what has not begun is not run
         here.handling = Handling(self, message, message.chain, message.mailbox, message.turn)
         try:

@@ -97,8 +97,8 @@ class Directory:
         self._ways: dict[int, int] = {}
         self._done: set[int] = set()
         self._round = 0
-        self._answers: dict[int, tuple[bool, int, int]] = {}
-        self._last: tuple[int, int] | None = None
+        self._answers: dict[int, tuple[bool, dict[int, tuple[int, int]]]] = {}
+        self._last: dict[tuple[int, int], int] | None = None
         worker.services[Directory] = self
         worker.greeted = self._greeted
         worker.cells[DIRECTORY] = ServiceCell(worker, Lane.CONTROL, self._handle)
@@ -199,13 +199,18 @@ class Directory:
         self._tell_all(("quiet?", self._round))
 
     def _judge(self) -> None:
-        quiet = all(idle for idle, _, _ in self._answers.values())
-        sums = sum(sent for _, sent, _ in self._answers.values()), sum(got for _, _, got in self._answers.values())
-        if quiet and sums == self._last:
+        """Ends the world when all are quiet, all that was sent has come, and neither has changed for two rounds."""
+        members = set(self._members())
+        counts = {n: count for n, (_, count) in self._answers.items() if n in members}
+        quiet = all(self._answers[n][0] for n in counts)
+        sent = {(a, b): told for a, count in counts.items() for b, (told, _) in count.items() if b in counts}
+        come = {(a, b): heard for b, count in counts.items() for a, (_, heard) in count.items() if a in counts}
+        settled = quiet and all(come.get(pair, 0) == told for pair, told in sent.items())
+        if settled and sent == self._last:
             self._tell_all(("stop",))
             return
-        self._last = sums if quiet else None
-        if quiet:
+        self._last = sent if settled else None
+        if settled:
             self._ask()
         else:
             self._worker.keeper.after(0.02, self._ask)
@@ -267,10 +272,11 @@ class Member:
         worker = self._worker
         if verb == "quiet?":
             worker.ending = True
+            counts = {n: (p.told, p.heard) for n, p in worker.peers.items() if n != worker.id}
             worker.tell(
                 message.caller,
                 DIRECTORY,
-                ("quiet", rest[0], (worker.quiet, worker.calls.sent, worker.received)),
+                ("quiet", rest[0], (worker.quiet, counts)),
                 control=True,
             )
         elif verb == "over":

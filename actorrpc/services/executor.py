@@ -86,7 +86,7 @@ def _deliver(message: Message, function: object, future: object, give: Callable[
         except BaseException as e:
             kept = message.kept
             if kept is not None:
-                kept.fill(None, e)  # type: ignore[attr-defined]
+                kept.fill(None, e)
             message.fail(e)
         else:
             give(value)

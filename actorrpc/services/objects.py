@@ -57,8 +57,11 @@ class Objects:
         self._entries: weakref.WeakValueDictionary[Id, Entry] = weakref.WeakValueDictionary()
         """What anybody holds, the owner's own threads too."""
         self._unknown: dict[Id, list[Message]] = {}
+        self._records: dict[Id, list[tuple[Id, Message]]] = {}
+        """Forks to be recorded of objects whose creation has not come."""
         self._ids = itertools.count(1)
-        self._door, self._reading = threading.Lock(), threading.Lock()
+        # Reentrant: the collector may run a finalizer of the user's, which calls, in the midst of what it guards.
+        self._door, self._reading = threading.RLock(), threading.Lock()
         self.released: Callable[[Any], None] | None = None
         """Called, in a thread of the pool, with an object that nobody else holds any more. Set by the face."""
         self.root = self._entries[ROOT] = Entry(self, ROOT, held=True)
@@ -166,7 +169,8 @@ class Objects:
 
             def recorded(call: Call) -> None:
                 if call.failed:
-                    self._users.forget(fork)
+                    with self._door:
+                        self._users.forget(fork)
                 else:
                     self._confirm_later(held)
                 # In any case: a parent that is never told would be kept for ever.
@@ -230,6 +234,9 @@ class Objects:
             entry.forks.record(ref, message.caller)
             self._owned[ref] = self.worker.cells[ref] = entry
             entry.adopt(self._unknown.pop(ref, ()))
+            for fork, record in self._records.pop(ref, ()):
+                entry.forks.record(fork, record.caller)
+                self.worker.crew.submit(Job(Lane.CONTROL, lambda m: m.reply(None), record))
         message.kept = entry
 
     @contextlib.contextmanager
@@ -279,17 +286,27 @@ class Objects:
         for message in messages:
             self.worker.crew.submit(Job(Lane.FREE, self.worker.perform, message))
 
+    def _give_up_records(self, ref: Id) -> None:
+        with self._door:
+            records = self._records.pop(ref, [])
+        for _, message in records:
+            message.fail(ActorGoneError(f"the object of reference {ref} on {self.worker} is gone, or never came"))
+
     def _control(self, message: Message) -> None:
         verb, *rest = message.load()
         if verb == "record":
             ref, fork = rest
             with self._door:
                 entry = self._entries.get(ref)
-                if entry is not None and not entry.held:
+                if entry is None:  # its creation may still be on its way, from the one who passed the reference on
+                    first = ref not in self._records
+                    self._records.setdefault(ref, []).append((fork, message))
+                    if first:
+                        self.worker.keeper.after(_UNKNOWN_SECONDS, lambda: self._give_up_records(ref))
+                    return
+                if not entry.held:
                     entry.forks.record(fork, message.caller)
                     self._owned[ref] = self.worker.cells[ref] = entry
-            if entry is None:
-                raise ActorGoneError(f"the object of reference {ref} on {self.worker} is gone")
             message.reply(None)
         elif verb == "accept":
             with self._door:
@@ -370,9 +387,15 @@ class Objects:
 
     def _let_go(self, entry: Entry) -> None:
         """Says that nobody holds an object any more, if so; not under the door, since its finalizers may run here."""
-        released = self.released
-        if released is not None and entry.mailbox is not None and not entry.used:
-            self.worker.crew.submit(Job(Lane.FREE, lambda _: released(entry.value), None))
+        if self.released is not None and entry.mailbox is not None and not (entry.used or entry.let_go):
+            entry.let_go = True
+            self.worker.crew.submit(Job(Lane.FREE, self._say_released, entry))
+
+    def _say_released(self, entry: Entry) -> None:
+        if entry.used:  # somebody has got hold of it again
+            entry.let_go = False
+        elif self.released is not None:
+            self.released(entry.value)
 
     def entry(self, ref: Id) -> Entry:
         """Makes the place of an object that is yet to come."""

@@ -184,14 +184,13 @@ class Simulation:
     def end(self) -> None:
         """Ends all threads that are left."""
         self.over = True
-        for task in list(self._tasks):
+        while self._tasks:  # some may be born meanwhile
+            task = self._tasks.pop()
             while not task.done:
                 task.baton.release()
                 if not self.back.acquire(timeout=_REAL_SECONDS):
                     raise SimulationError(f"seed {self.seed}: {task.name} does not end")
-        for task in self._tasks:
             task.thread.join(_REAL_SECONDS)
-        self._tasks.clear()
         self._events.clear()
 
 

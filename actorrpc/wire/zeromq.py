@@ -124,22 +124,20 @@ class ZmqTransport:
             dealer = outbox.dealer
             if dealer.closed:
                 raise KeyError(peer)
-            first = frames[0]
-            if len(frames) == 1:
-                if hold and len(first) < _HOLD_BELOW:
-                    outbox.held.append(first)
-                    self.holding = True
-                    if len(outbox.held) >= _HOLD_AT_MOST:
-                        outbox.flush()
+            if len(frames) == 1 and not (hold or outbox.held or outbox.busy):
+                outbox.busy = True
+                try:
+                    dealer.send(frames[0], zmq.NOBLOCK)
+                finally:
+                    outbox.busy = False
+                if not outbox.held:
                     return
-                outbox.flush()
-                dealer.send(first, zmq.NOBLOCK)
+            else:
+                outbox.held.append(frames)
+            if hold and len(frames) == 1 and len(frames[0]) < _HOLD_BELOW and len(outbox.held) < _HOLD_AT_MOST:
+                self.holding = True
             else:
                 outbox.flush()
-                last = len(frames) - 1
-                for i, frame in enumerate(frames):
-                    small = memoryview(frame).nbytes < _COPY_BELOW
-                    dealer.send(frame, zmq.NOBLOCK | (zmq.SNDMORE if i < last else 0), copy=small)
 
     def flush(self) -> None:
         self.holding = False
@@ -214,18 +212,36 @@ class ZmqTransport:
 class _Outbox:
     """The way to one peer."""
 
-    __slots__ = ("dealer", "held", "lock")
+    __slots__ = ("busy", "dealer", "held", "lock")
 
     def __init__(self, dealer: zmq.Socket[bytes]) -> None:
-        self.dealer, self.lock = dealer, threading.Lock()
-        self.held: list[Frame] = []
+        # Reentrant: the collector may run a finalizer of the user's, which sends, in the midst of a send (`busy`).
+        self.dealer, self.lock = dealer, threading.RLock()
+        self.held: list[Sequence[Frame]] = []
+        self.busy = False
 
     def flush(self) -> None:
         """Sends what is held, under the lock."""
-        held = self.held
-        if held:
-            self.held = []
-            self.dealer.send(held[0] if len(held) == 1 else _pack(held), zmq.NOBLOCK)
+        if self.busy:
+            return
+        self.busy = True
+        try:
+            while self.held:
+                held, self.held = self.held, []
+                small = [frames[0] for frames in held if len(frames) == 1]
+                if len(small) == len(held) > 1:
+                    self.dealer.send(_pack(small), zmq.NOBLOCK)
+                else:
+                    for frames in held:
+                        self._send(frames)
+        finally:
+            self.busy = False
+
+    def _send(self, frames: Sequence[Frame]) -> None:
+        last = len(frames) - 1
+        for i, frame in enumerate(frames):
+            small = not i or memoryview(frame).nbytes < _COPY_BELOW
+            self.dealer.send(frame, zmq.NOBLOCK | (zmq.SNDMORE if i < last else 0), copy=small)
 
 
 def _pack(messages: Sequence[Frame]) -> bytes:
