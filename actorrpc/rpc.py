@@ -99,7 +99,7 @@ def shutdown(graceful: bool = True, timeout: float = 0) -> None:
     if not is_available():
         return
     session = current()
-    if session.launched:
+    if graceful and session.launched:
         raise RuntimeError(
             f"{session.worker} was launched: launch ends the world when the driver's main returns; do not call shutdown"
         )

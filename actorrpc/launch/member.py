@@ -51,6 +51,8 @@ def take_part(part: Part, rank: int, world_size: int, options: RpcBackendOptions
                 value = None
             else:
                 raise
+        if not session.worker.open:  # it has left by itself: shutdown(graceful=False)
+            return None if rank else value
         if rank:
             _see_out(session)
         else:
