@@ -328,7 +328,7 @@ class Crew:
 
     def may_hold(self) -> bool:
         """Whether what the present thread sends may be held back (TR6)."""
-        if self._place.hand:
+        if self._place.hand and self._transport.crowded:
             self.wake_keeper()
             return True
         return False

@@ -66,7 +66,7 @@ class SimTransport:
     def hang_up(self, peer: int, linger: float = 0.0) -> None:
         self._ways.pop(peer, None)
 
-    holding = False
+    holding = crowded = False
 
     def flush(self) -> None:
         pass

@@ -31,6 +31,9 @@ class Transport(Protocol):
     holding: bool
     """Whether messages are held back, to leave together with others."""
 
+    crowded: bool
+    """Whether the last message lay there already when it was asked for: then more may, and answers had better wait."""
+
     def send(self, peer: int, frames: Sequence[Frame], hold: bool = False) -> None:
         """Queues one message for a dialled peer. Never blocks.
 

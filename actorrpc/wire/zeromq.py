@@ -57,7 +57,7 @@ class ZmqTransport:
         self._folder: HeldFolder | None = None
         self._outboxes: dict[int, _Outbox] = {}
         self._unpacked: deque[bytes] = deque()
-        self.holding = False
+        self.holding = self.crowded = False
         self._door = threading.Lock()
         self._closed = False
         try:
@@ -155,7 +155,8 @@ class ZmqTransport:
         if self._unpacked:
             return [self._unpacked.popleft()]
         inbox, woken = self._inbox, False
-        ready = self._poll(0) if self.holding else None
+        ready = self._poll(0)
+        self.crowded = bool(ready)
         if not ready:
             if self.holding:
                 self.flush()
