@@ -614,3 +614,48 @@ def test_pending_calls_and_threads_stay_few() -> None:
     statistics = session.current().worker.statistics()
     assert statistics["pending"] == 0
     assert statistics["threads"] <= 24
+
+
+class Server:
+    """Gives its weights away and goes on changing them."""
+
+    def __init__(self) -> None:
+        self.weights, self.wrong = torch.zeros(2_000_000), 0
+
+    def get(self) -> torch.Tensor:
+        return self.weights
+
+    def step(self) -> None:
+        self.weights += 1
+
+    def put(self, weights: torch.Tensor) -> None:
+        self.wrong += int(weights.min() != weights.max())
+
+    def mistakes(self) -> int:
+        return self.wrong
+
+
+class ServerActor(Server, rpc.Actor):
+    """The same with a mailbox, so that `step` comes after `get`."""
+
+
+@inside
+def test_answers_and_tells_are_snapshots_of_their_tensors() -> None:
+    server, mine = ServerActor.spawn(OTHER), torch.zeros(2_000_000)
+    for _ in range(10):
+        future = server.rpc_async().get()
+        server.tell().step()
+        weights = future.wait()
+        assert weights.min() == weights.max()
+        server.tell().put(mine)
+        mine += 1
+    assert server.rpc_sync().mistakes() == 0
+
+
+@inside
+def test_a_timeout_of_infinity_is_never_and_one_that_is_no_number_is_refused() -> None:
+    for forever in (math.inf, 1e300):
+        assert rpc.rpc_sync(OTHER, operator.add, args=(1, 2), timeout=forever) == 3
+        assert rpc.rpc_async(OTHER, operator.add, args=(1, 2), timeout=forever).wait(forever) == 3
+    with pytest.raises(ValueError, match="not NaN"):
+        rpc.rpc_sync(OTHER, operator.add, args=(1, 2), timeout=math.nan)

@@ -122,12 +122,19 @@ def test_what_a_dead_worker_held_is_released() -> None:
                 world.run(lambda: rpc.rpc_sync(2, hold, args=(rpc.RRef(Box(2)),)))
 
 
+def use_twice(ref: rpc.RRef[Box]) -> int:
+    """A third worker uses a reference, and uses it again when it knows whether the owner has recorded its fork."""
+    value: int = ref.rpc_sync().get()
+    assert ref.rpc_sync().get() == value
+    return value
+
+
 def early_use(seed: int) -> int:
     """Worker 0 makes an object on 1 and hands it to 2 at once, so that 2's use may arrive before the creation."""
     with SimWorld(size=SIZE, seed=seed) as world:
 
         def program() -> int:
-            futures = [rpc.rpc_async(2, hold, args=(rpc.remote(1, Box, args=(n,)),)) for n in range(4)]
+            futures = [rpc.rpc_async(2, use_twice, args=(rpc.remote(1, Box, args=(n,)),)) for n in range(4)]
             assert [f.wait() for f in futures] == list(range(4)), seed
             return 4
 
