@@ -534,7 +534,7 @@ class Driver(Driver):
     def work(self):
         here("asleep")
         while True:
-            [f.wait() for f in [ref.rpc_async().__repr__() for ref in self.world.other]]
+            [f.wait() for f in [ref.rpc_async().on_start() for ref in self.world.other]]
 """
 
 
