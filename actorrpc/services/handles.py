@@ -44,6 +44,8 @@ class Entry:
         self._trace: TracebackType | None = None
         self.handles: list[None] = []
         """One for each hold of the owner's own; a list, since finalizers may change it without a lock."""
+        self.expected = False
+        """Whether a reference has come before the message that makes its object."""
         self.let_go = False
         """Whether it was said that nobody holds the object any more."""
         self._waiting: list[Message] = []

@@ -147,20 +147,22 @@ class Objects:
     def read(self, written: Written, parcel: Parcel) -> OwnerHandle | UserHandle:
         """Takes over a reference from a message.
 
-        Raises:
-            ActorGoneError: it is one of this worker's own and the object is gone.
+        One of this worker's own whose object is gone says so when it is used.
         """
         ref, owner, fork, parent = written
         me = self.worker.id
         if owner == me:
-            entry = self._entries.get(ref)
-            own = OwnerHandle(self, entry) if entry is not None else None  # before the fork goes that held it until now
+            with self._door:
+                entry = self._entries.get(ref)
+                if entry is None:  # its creation may still be on its way, from the one who passed the reference on
+                    entry = self.entry(ref)
+                    entry.expected = True
+                    self.worker.keeper.after(_UNKNOWN_SECONDS, lambda: self._give_up_expected(ref))
+            own = OwnerHandle(self, entry)  # before the fork goes that held it until now
             if parent == me:
                 self._delete(ref, fork)
             else:
                 self._tell(parent, ("accept", fork))
-            if own is None:
-                raise ActorGoneError(f"the object of reference {ref} on {self.worker} is gone")
             return own
         with self._door:
             held = self._users.add(ref, fork, owner, confirmed=parent == owner)
@@ -230,7 +232,9 @@ class Objects:
         """Makes room for the object that a message will make. Under leadership: what is sent to it may come next."""
         ref = message.caller, message.call
         with self._door:
-            entry = self._owned.get(ref) or self.entry(ref)  # it is there when the message was sent again, by value
+            # It is there when the message was sent again, by value, or when a reference to it has come before.
+            entry = self._entries.get(ref) or self.entry(ref)
+            entry.expected = False
             entry.forks.record(ref, message.caller)
             self._owned[ref] = self.worker.cells[ref] = entry
             entry.adopt(self._unknown.pop(ref, ()))
@@ -285,6 +289,12 @@ class Objects:
             messages = self._unknown.pop(ref, [])
         for message in messages:
             self.worker.crew.submit(Job(Lane.FREE, self.worker.perform, message))
+
+    def _give_up_expected(self, ref: Id) -> None:
+        entry = self._entries.get(ref)
+        if entry is not None and entry.expected:
+            entry.expected = False
+            entry.fill(None, ActorGoneError(f"the object of reference {ref} on {self.worker} is gone, or never came"))
 
     def _give_up_records(self, ref: Id) -> None:
         with self._door:

@@ -144,6 +144,19 @@ def early_use(seed: int) -> int:
         return world.network.carried
 
 
+def test_a_reference_that_comes_home_before_the_creation_waits_for_it() -> None:
+    for seed in range(100):
+        with SimWorld(size=SIZE, seed=seed) as world:
+
+            def program() -> None:
+                futures = [rpc.rpc_async(2, pass_on, args=(1, rpc.remote(1, Box, args=(n,)))) for n in range(4)]
+                assert [f.wait() for f in futures] == list(range(4))
+
+            world.run(program)
+            world.settle(1.0)
+            assert all(not any(counts.values()) for counts in statistics(world)), (seed, statistics(world))
+
+
 def test_a_use_that_arrives_before_the_creation_waits_for_it() -> None:
     for seed in range(100):
         early_use(seed)
