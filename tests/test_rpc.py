@@ -249,7 +249,7 @@ MAIN = """
 """
 
 
-@pytest.mark.parametrize("where", ["children", "parent"])
+@pytest.mark.parametrize("where", [pytest.param("children", marks=pytest.mark.slow), "parent"])
 def test_things_of_the_main_module_go_both_ways_under_spawn(where: str, tmp_path: Path) -> None:
     script = tmp_path / "main.py"
     script.write_text(textwrap.dedent(MAIN))
