@@ -3,7 +3,7 @@
 `import actorrpc as rpc` gives the names of `torch.distributed.rpc`, and `Actor`, `Role` and `launch` beside them.
 """
 
-from actorrpc import functions
+from actorrpc import autograd, functions
 from actorrpc.actor import Actor
 from actorrpc.errors import (
     ActorGoneError,
@@ -63,6 +63,7 @@ __all__ = [
     "WorkerLostError",
     "World",
     "_set_rpc_timeout",
+    "autograd",
     "functions",
     "get_rpc_timeout",
     "get_worker_info",

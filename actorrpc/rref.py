@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+import torch
+
 from actorrpc.options import UNSET_RPC_TIMEOUT
 from actorrpc.runtime.futures import Future
+from actorrpc.runtime.handling import NO_CONTEXT, here
 from actorrpc.services.handles import OwnerHandle, UserHandle
-from actorrpc.services.ids import CREATOR, ROOT
+from actorrpc.services.ids import CREATOR, EXECUTOR, ROOT
 from actorrpc.services.objects import Objects
+from actorrpc.services.passes import Autograd
 from actorrpc.session import Session, current
 from actorrpc.wire.codec import mentions_main, reading, writing
 from actorrpc.workers import info_of
@@ -103,6 +107,38 @@ class RRef(Generic[T]):
         worker = handle.service.worker
         value: T = worker.wait_result(worker.request(handle.owner, handle.ref, (None, (), {}), timeout, "to_here"))
         return value
+
+    def backward(self, dist_autograd_ctx_id: int = -1, retain_graph: bool = False) -> None:
+        """Runs a backward pass from the object, which is a scalar tensor.
+
+        Arguments:
+            dist_autograd_ctx_id: the autograd context in which it was made; its gradients go there. Below 0 (the
+                default): plain `backward()` on the object, which is possible on its owner only.
+            retain_graph: keeps the graph for another pass.
+
+        Raises:
+            RuntimeError: the object is no tensor; or there is no context and this worker is not the owner.
+            BaseException: as `actorrpc.autograd.backward`, and what the object's creation raised.
+        """
+        if not self.is_owner():
+            if dist_autograd_ctx_id < 0:
+                raise RuntimeError(
+                    f"without a context id, backward() works on the owner only: this is {self._worker}, the owner is "
+                    f"{self.owner_name()!r}; give it the id of the autograd context"
+                )
+            handle = self._handle
+            handle.check()
+            body = _backward, (self, dist_autograd_ctx_id, retain_graph), {}
+            self._worker.wait_result(self._worker.request(handle.owner, EXECUTOR, body, -1.0, "RRef.backward"))
+            return
+        value = self.local_value()
+        if not isinstance(value, torch.Tensor):
+            raise RuntimeError(f"RRef should contain a tensor for .backward(), not {type(value).__qualname__}")
+        if dist_autograd_ctx_id < 0:
+            value.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
+        else:
+            service: Autograd = self._worker.services[Autograd]
+            service.backward(dist_autograd_ctx_id, [value], retain_graph)
 
     def rpc_sync(self, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
         """Returns a proxy: `ref.rpc_sync().method(*args)` calls the object's method on its owner, waits, and returns
@@ -217,8 +253,9 @@ def call_all(
         return []
     worker = refs[0]._worker
     frames, parcel = worker.write((name, args, kwargs), worker.id)
-    if parcel.refs or mentions_main(frames):
-        # Every receiver of a reference needs a fork of its own; what may have to go again, by value, goes by itself.
+    if parcel.refs or mentions_main(frames) or here.context != NO_CONTEXT:
+        # Every receiver of a reference needs a fork of its own, and every message of an autograd context is recorded;
+        # what may have to go again, by value, goes by itself.
         parcel.restart()
         return [_or_failed(lambda r=ref: call_method(r, "rpc_async", timeout, name, args, kwargs)) for ref in refs]  # type: ignore[misc]
 
@@ -244,6 +281,10 @@ def failed_future(error: Exception) -> Future[Any]:
     future: Future[Any] = Future()
     future.set_exception(error)
     return future
+
+
+def _backward(ref: RRef[Any], context_id: int, retain_graph: bool) -> None:
+    ref.backward(context_id, retain_graph)
 
 
 def make(session: Session, to: int, func: Callable[..., Any], args: Any, kwargs: Any, timeout: float) -> RRef[Any]:

@@ -24,6 +24,7 @@ from actorrpc.runtime.worker import Worker, new_incarnation
 from actorrpc.services import executor, rendezvous
 from actorrpc.services.directory import Member
 from actorrpc.services.objects import Objects
+from actorrpc.services.passes import Autograd
 from actorrpc.services.store import HintStore
 from actorrpc.wire.zeromq import ZmqTransport
 
@@ -56,6 +57,7 @@ class Session:
         self.worker, self._store = worker, store
         executor.install(worker)
         self.objects = Objects(worker)
+        Autograd(worker)
         self.member = Member(worker)
         self.launched = False
         """Whether `launch` looks after its end."""

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from actorrpc.errors import RPCTimeoutError
 from actorrpc.runtime.completion import Call, describe
+from actorrpc.runtime.handling import NO_CONTEXT
 from actorrpc.runtime.lanes import Job, Lane
+from actorrpc.runtime.message import Outgoing
 from actorrpc.wire import envelope
 from actorrpc.wire.envelope import Flag, Kind
 
@@ -56,8 +58,12 @@ class Calls:
         then: Callable[[Call], None] | None = None,
         note: Callable[[Call], None] | None = None,
         flags: int = 0,
+        chain: int | None = None,
+        context: int = NO_CONTEXT,
     ) -> Call:
-        """Sends a request whose payload is written. Arguments and errors: see `Worker.request`."""
+        """Sends a request whose payload is written. Arguments and errors: see `Worker.request`; `chain`: the call
+        chain, where that is not the present thread's.
+        """
         worker = self._worker
         if timeout < 0:
             timeout = worker.timeout
@@ -72,7 +78,8 @@ class Calls:
         call.sent_flags = flags
         self.pending[call.id] = call
         try:
-            worker.emit(to, Kind.REQUEST, flags, call.id, target, worker.chain(), timeout or _NEVER, frames)
+            chain = worker.chain() if chain is None else chain
+            worker.emit(to, Outgoing(Kind.REQUEST, flags, call.id, *target, chain, context, timeout or _NEVER), frames)
         except BaseException:
             self.pending.pop(call.id, None)
             if parcel is not None:
@@ -123,10 +130,11 @@ class Calls:
             target = envelope.unpack(memoryview(answer[0]))
             remaining = _NEVER if call.deadline is None else max(0.001, call.deadline - worker.clock.now())
             self.pending[call.id] = call
-            worker.emit(
-                call.peer, Kind.REQUEST, call.sent_flags, call.id, (target.creator, target.local),
-                target.chain, remaining, frames,
+            out = Outgoing(
+                Kind.REQUEST, call.sent_flags, call.id, target.creator, target.local, target.chain, target.context,
+                remaining,
             )  # fmt: skip
+            worker.emit(call.peer, out, frames)
         except BaseException as e:
             self.pending[call.id] = call
             self.fail(call, e)

@@ -38,12 +38,18 @@ class Handling:
         self.turn = turn
 
 
+NO_CONTEXT = -1
+
+
 class _Here(threading.local):
     handling: Handling | None = None
+    context: int = NO_CONTEXT
 
 
 here = _Here()
-"""`here.handling`: what the present thread is doing; None in threads of the user's own."""
+"""`here.handling`: what the present thread is doing; None in threads of the user's own. `here.context`: the autograd
+context that its messages belong to, or NO_CONTEXT.
+"""
 
 
 def current() -> Any:

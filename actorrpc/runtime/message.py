@@ -2,17 +2,65 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from actorrpc.runtime.handling import NO_CONTEXT
 from actorrpc.wire.envelope import HEADER_SIZE, Flag, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import torch
+
     from actorrpc.runtime.cells import Cell
     from actorrpc.runtime.mailbox import Mailbox, Turn
     from actorrpc.runtime.worker import Worker
     from actorrpc.wire.envelope import Frame
+
+
+class Outgoing(NamedTuple):
+    """What the header of a message says, but for who sends it; the fields are those of `envelope.Header`."""
+
+    kind: int
+    flags: int
+    call: int
+    creator: int
+    local: int
+    chain: int
+    context: int
+    remaining: float
+
+
+class Trace(Protocol):
+    """Takes down the tensors of one message, in an autograd context.
+
+    Attributes:
+        context: the context's id.
+    """
+
+    context: int
+
+    def add(self, tensor: torch.Tensor) -> object:
+        """Takes a tensor that is being written; returns a mark that is written with it."""
+
+    def take(self, tensor: torch.Tensor, mark: Any) -> None:
+        """Takes a tensor that was just read, with its mark. It requires no grad yet."""
+
+    def seal(self) -> None:
+        """Records them: the message is written, or read, as a whole."""
+
+    def undo(self) -> None:
+        """Forgets them: the message is written anew."""
+
+
+class Tracer(Protocol):
+    """Makes traces; see `Trace`. None is needed for a context that is over."""
+
+    def sending(self, context: int, peer: int) -> Trace | None:
+        """For a message that is about to be written."""
+
+    def receiving(self, context: int, peer: int) -> Trace | None:
+        """For one that is about to be read."""
 
 
 class Parcel:
@@ -24,9 +72,10 @@ class Parcel:
         refs: what the references in it noted down, for the case that it is never read; None without any.
         undo: called with `refs` when the writing starts anew.
         failure: what to raise instead of saying that something could not be written; a reducer that fails sets it.
+        trace: takes down the tensors in it that require grad; None outside of autograd contexts.
     """
 
-    __slots__ = ("failure", "peer", "refs", "undo", "worker")
+    __slots__ = ("failure", "peer", "refs", "trace", "undo", "worker")
 
     def __init__(self, worker: Worker, peer: int) -> None:
         self.worker = worker
@@ -34,10 +83,19 @@ class Parcel:
         self.refs: list[Any] | None = None
         self.undo: Any = None
         self.failure: BaseException | None = None
+        self.trace: Trace | None = None
+
+    def opened(self, value: Any) -> Any:
+        """Returns what was read, after its tensors were recorded."""
+        if self.trace is not None:
+            self.trace.seal()
+        return value
 
     def restart(self) -> None:
         """Forgets what was noted: the message is written a second time, by other means."""
         refs, self.refs = self.refs, None
+        if self.trace is not None:
+            self.trace.undo()
         if refs and self.undo is not None:
             self.undo(refs)
 
@@ -115,7 +173,10 @@ class Message:
         """
         frames, self.frames = self.frames, ()
         payload = [memoryview(frames[0])[HEADER_SIZE:], *frames[1:]]
-        return self.worker.codec.loads(payload, Parcel(self.worker, self.caller))
+        parcel = Parcel(self.worker, self.caller)
+        if self.context != NO_CONTEXT and self.worker.tracer is not None:
+            parcel.trace = self.worker.tracer.receiving(self.context, self.caller)
+        return parcel.opened(self.worker.codec.loads(payload, parcel))
 
     def reply(self, value: object) -> None:
         """Answers with a value; with an error where it cannot be written. Tells are not answered."""

@@ -5,7 +5,13 @@ from __future__ import annotations
 import threading
 from dataclasses import asdict, dataclass
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from actorrpc.runtime.message import Outgoing
+    from actorrpc.wire.envelope import Frame
 
 
 @dataclass(frozen=True)
@@ -84,5 +90,5 @@ class Peer:
         self.lock = threading.RLock()
         self.sent = self.seen = self.told = self.heard = 0
         self.busy = self.by_value = False
-        self.deferred: list[tuple[Any, ...]] = []
+        self.deferred: list[tuple[Outgoing, Sequence[Frame]]] = []
         self.dialled = False

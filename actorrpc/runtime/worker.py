@@ -21,15 +21,15 @@ from actorrpc.errors import (
 from actorrpc.runtime.calls import Calls
 from actorrpc.runtime.completion import Completion, Waiter
 from actorrpc.runtime.crew import Crew
-from actorrpc.runtime.handling import Handling, here
+from actorrpc.runtime.handling import NO_CONTEXT, Handling, here
 from actorrpc.runtime.keeper import Keeper
 from actorrpc.runtime.lanes import Job, Lane
 from actorrpc.runtime.members import Members
-from actorrpc.runtime.message import Message, Parcel
+from actorrpc.runtime.message import Message, Outgoing, Parcel
 from actorrpc.runtime.peers import Standing
 from actorrpc.wire import envelope
 from actorrpc.wire.codec import Codec, mentions_main
-from actorrpc.wire.envelope import HEADER_SIZE, MARK, STRANGER, Flag, Kind, pack_fields
+from actorrpc.wire.envelope import HEADER_SIZE, MARK, STRANGER, Flag, Kind, context_of, pack_fields
 from actorrpc.wire.failures import read_failure, write_failure
 from actorrpc.wire.salvage import salvage
 
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from actorrpc.runtime.cells import Cell
     from actorrpc.runtime.clock import Clock
     from actorrpc.runtime.completion import Call
+    from actorrpc.runtime.message import Tracer
     from actorrpc.runtime.peers import Peer, Record
     from actorrpc.wire.envelope import Frame
     from actorrpc.wire.transport import Transport
@@ -74,6 +75,8 @@ class Worker:
         """Takes what is addressed to actors that have no cell."""
         self.greeted: Callable[[bytes], None] | None = None
         """Takes greetings, in the control lane."""
+        self.tracer: Tracer | None = None
+        """Records the tensors of messages that belong to an autograd context."""
         self.services: dict[type, Any] = {}
         """What is installed here, by type, for those who only know the worker."""
         self.crew = Crew(record.name, transport, clock, self._route, threads)
@@ -94,16 +97,23 @@ class Worker:
 
     # -- sending
 
-    def write(self, body: object, peer: int, *, by_value: bool = False) -> tuple[Sequence[Frame], Parcel]:
-        """Writes a payload for a peer.
+    def write(
+        self, body: object, peer: int, context: int = NO_CONTEXT, *, by_value: bool = False
+    ) -> tuple[Sequence[Frame], Parcel]:
+        """Writes a payload for a peer. In an autograd context the tracer records the tensors in it.
 
         Raises:
             SerializationError: a part of it cannot be written.
             BaseException: a reducer said so through `Parcel.failure`.
         """
         parcel = Parcel(self, peer)
+        if context != NO_CONTEXT and self.tracer is not None:
+            parcel.trace = self.tracer.sending(context, peer)
         try:
-            return self.codec.dumps(body, parcel, by_value=by_value), parcel
+            frames = self.codec.dumps(body, parcel, by_value=by_value)
+            if parcel.trace is not None:
+                parcel.trace.seal()
+            return frames, parcel
         except BaseException:
             parcel.restart()
             if parcel.failure is not None:
@@ -118,7 +128,7 @@ class Worker:
         if peer is None or not peer.by_value:
             return frames, parcel
         parcel.restart()
-        return self.write(body, to, by_value=True)
+        return self.write(body, to, parcel.trace.context if parcel.trace else NO_CONTEXT, by_value=True)
 
     def chain(self) -> int:
         """Returns the call chain of the present thread's handler, or a new one.
@@ -165,22 +175,25 @@ class Worker:
             raise TypeError(f"timeout must be seconds (0: for ever), not {timeout!r} of type {type(timeout).__name__}")
         if timeout != timeout:
             raise ValueError("timeout must be seconds (0: for ever), not NaN")
-        frames, parcel = self.write(body, to)
+        context = here.context if torch.is_grad_enabled() else NO_CONTEXT
+        frames, parcel = self.write(body, to, context)
         again = None
         if mentions_main(frames):
             frames, parcel = self._for_main(frames, parcel, body, to)
-            again = lambda: self.write(body, to, by_value=True)  # noqa: E731
-        return self.calls.post(to, target, frames, timeout, what, parcel, again, then, note, flags)
+            again = lambda: self.write(body, to, context, by_value=True)  # noqa: E731
+        return self.calls.post(to, target, frames, timeout, what, parcel, again, then, note, flags, context=context)
 
     def tell(self, to: int, target: tuple[int, int], body: object, *, control: bool = False) -> None:
         """Sends a message that is not answered. `control`: see `Flag.CONTROL`. Raises as `request` does."""
-        frames, parcel = self.write(body, to)
+        context = here.context if not control and torch.is_grad_enabled() else NO_CONTEXT
+        frames, parcel = self.write(body, to, context)
         if mentions_main(frames):
             frames, parcel = self._for_main(frames, parcel, body, to)
         frames = _snapshot(frames)
         try:
             flags = (Flag.REFS if parcel.refs else 0) | (Flag.CONTROL if control else 0)
-            self.emit(to, Kind.TELL, flags, self.calls.next_id(), target, self.chain(), _NEVER, frames)
+            out = Outgoing(Kind.TELL, flags, self.calls.next_id(), *target, self.chain(), context, _NEVER)
+            self.emit(to, out, frames)
         except BaseException:
             parcel.restart()
             raise
@@ -192,28 +205,19 @@ class Worker:
         )  # fmt: skip
         self.transport.send(way, [head + data])
 
-    def emit(
-        self,
-        to: int,
-        kind: int,
-        flags: int,
-        call: int,
-        target: tuple[int, int],
-        chain: int,
-        remaining: float,
-        frames: Sequence[Frame],
-        hold: bool = False,
-    ) -> None:
+    def emit(self, to: int, out: Outgoing, frames: Sequence[Frame], hold: bool = False) -> None:
+        """Sends a message whose payload is written. `hold`: whether it may wait for more (TR6).
+
+        Raises:
+            NotAMemberError, WorkerLostError: it was not sent.
+        """
         if not self.open:
             raise NotAMemberError(f"no calls any more through {self}: {self.closed_because}")
-        creator, local = target
-        first = frames[0]
         if to == self.id:
-            head = pack_fields(
-                MARK, kind, flags, to, self.record.incarnation, call, 0, creator, local, chain, -1, remaining
-            )
+            kind, flags, call, *rest = out
+            head = pack_fields(MARK, kind, flags, to, self.record.incarnation, call, 0, *rest)
             # Copies, so that a call to oneself does not share its arguments any more than another one.
-            own: list[Frame] = [head + first, *(bytearray(memoryview(f)) for f in frames[1:])]
+            own: list[Frame] = [head + frames[0], *(bytearray(memoryview(f)) for f in frames[1:])]
             self.take(own)
             return
         peer = self.peers.get(to)
@@ -221,41 +225,28 @@ class Worker:
             peer = self.members.reach(to)
         with peer.lock:
             if peer.busy:  # this thread is in the midst of a send: a finalizer of the user's sends
-                peer.deferred.append((to, kind, flags, call, target, chain, remaining, frames))
+                peer.deferred.append((out, frames))
                 return
             peer.busy = True
             try:
-                self._number(peer, to, kind, flags, call, target, chain, remaining, frames, hold)
+                self._number(peer, out, frames, hold)
                 while peer.deferred:
-                    self._number(peer, *peer.deferred.pop(0))
+                    self._number(peer, *peer.deferred.pop(0), False)
             finally:
                 peer.busy = False
 
-    def _number(
-        self,
-        peer: Peer,
-        to: int,
-        kind: int,
-        flags: int,
-        call: int,
-        target: tuple[int, int],
-        chain: int,
-        remaining: float,
-        frames: Sequence[Frame],
-        hold: bool = False,
-    ) -> None:
+    def _number(self, peer: Peer, out: Outgoing, frames: Sequence[Frame], hold: bool) -> None:
         """Sends a message to a peer, numbered; under its lock."""
+        kind, flags, call, *rest = out
         peer.sent += 1
         if kind <= Kind.TELL and not flags & Flag.CONTROL:
             peer.told += 1
-        head = pack_fields(
-            MARK, kind, flags, self.id, self.record.incarnation, call, peer.sent, *target, chain, -1, remaining
-        )  # fmt: skip
+        head = pack_fields(MARK, kind, flags, self.id, self.record.incarnation, call, peer.sent, *rest)
         try:
             if len(frames) == 1:
-                self.transport.send(to, (head + frames[0],), hold)
+                self.transport.send(peer.record.id, (head + frames[0],), hold)
             else:
-                self.transport.send(to, [head + frames[0], *frames[1:]])
+                self.transport.send(peer.record.id, [head + frames[0], *frames[1:]])
         except KeyError:
             raise self.members.lost_error(peer, "the message was not sent") from None
 
@@ -339,6 +330,7 @@ class Worker:
                 message.kept.fill(None, RPCTimeoutError("the object was not made: the time of the call had run out"))
             return  # the caller has given up; what has not begun is not run
         here.handling = Handling(self, message, message.chain, message.mailbox, message.turn)
+        here.context = message.context
         try:
             message.cell.run(message)
         except UnknownNameError as e:
@@ -350,13 +342,14 @@ class Worker:
             message.fail(e)
         finally:
             here.handling = None
+            here.context = NO_CONTEXT
             if not torch.is_grad_enabled():
                 torch.set_grad_enabled(True)
 
     def answer(self, message: Message, value: object) -> None:
         """Sends the reply to a message."""
         try:
-            frames, parcel = self.write(value, message.caller)
+            frames, parcel = self.write(value, message.caller, message.context)
         except BaseException as e:
             self.answer_error(message, e, 0)
             return
@@ -373,18 +366,11 @@ class Worker:
     def _answer(
         self, message: Message, kind: Kind, flags: int, frames: Sequence[Frame], parcel: Parcel | None = None
     ) -> None:
+        out = Outgoing(
+            kind, flags, message.call, message.creator, message.local, message.chain, message.context, _NEVER
+        )
         try:
-            self.emit(
-                message.caller,
-                kind,
-                flags,
-                message.call,
-                (message.creator, message.local),
-                message.chain,
-                _NEVER,
-                frames,
-                self.crew.may_hold(),
-            )
+            self.emit(message.caller, out, frames, self.crew.may_hold())
         except ActorRPCError as e:
             log.debug("%s: an answer to rank %d could not leave: %s", self.record.name, message.caller, e)
             if parcel is not None:
@@ -455,11 +441,14 @@ class Worker:
 
     def _load(self, frames: Sequence[Frame], peer: int, refs: bool) -> Any:
         payload = [memoryview(frames[0])[HEADER_SIZE:], *frames[1:]]
+        parcel = Parcel(self, peer)
+        if self.tracer is not None and (context := context_of(frames[0])) != NO_CONTEXT:
+            parcel.trace = self.tracer.receiving(context, peer)
         try:
             if torch.is_inference_mode_enabled():
                 with torch.inference_mode(False):
-                    return self.codec.loads(payload, Parcel(self, peer))
-            return self.codec.loads(payload, Parcel(self, peer))
+                    return parcel.opened(self.codec.loads(payload, parcel))
+            return parcel.opened(self.codec.loads(payload, parcel))
         except DeserializationError:
             if refs:  # taken over and dropped at once, or the sender would count them for ever
                 salvage(payload, Parcel(self, peer), self.reference_readers)

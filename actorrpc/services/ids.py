@@ -13,5 +13,6 @@ CREATOR = ActorId(SYSTEM, 3)
 OBJECTS = ActorId(SYSTEM, 4)
 MEMBER = ActorId(SYSTEM, 5)
 """Takes the directory's announcements."""
+AUTOGRAD = ActorId(SYSTEM, 6)
 ROOT = ActorId(SYSTEM, 16)
 """The actor of a worker that was launched in a role."""

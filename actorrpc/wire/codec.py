@@ -137,7 +137,9 @@ class Codec:
         Args:
             obj: what to write.
             notes: reducers that run meanwhile find it with `writing()`. If it has a method `restart`, that is called
-                each time what was written so far is thrown away.
+                each time what was written so far is thrown away. If it has an attribute `trace` that is not None,
+                tensors that require grad are not written as leaves: `trace.add(tensor)` gives a mark that goes with
+                the tensor, and the reader's `notes.trace.take(tensor, mark)` gets both.
             by_value: writes functions and classes of the main module themselves instead of their names, for a reader
                 that has another main module.
 
@@ -158,6 +160,7 @@ class Codec:
         else:
             idle.pen = None  # a reducer may write a message of its own meanwhile
         pen.notes = notes
+        pen.trace = getattr(notes, "trace", None)
         outer = now.writing
         now.writing = pen
         try:
@@ -178,7 +181,7 @@ class Codec:
         if len(data) < _KEEP:
             chunks.clear()
             pen.pickler.clear_memo()
-            pen.notes = None
+            pen.notes = pen.trace = None
             pen.inline = 0
             if pen.frames:
                 pen.frames = []

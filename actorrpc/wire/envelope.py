@@ -93,6 +93,7 @@ class Header(NamedTuple):
 _LAYOUT = struct.Struct("<2sBBIQQQIQQqd")
 _MARK = b"a" + bytes([PROTOCOL])
 HEADER_SIZE = _LAYOUT.size
+_CONTEXT = struct.Struct("<q")
 _unpack = _LAYOUT.unpack_from
 
 
@@ -120,6 +121,12 @@ def unpack(frame: bytes | bytearray | memoryview) -> Header:
             raise ProtocolError(f"the peer speaks version {mark[1]} of the protocol, this worker version {PROTOCOL}")
         raise ProtocolError("the message is not one of actorrpc's")
     return Header(*fields)
+
+
+def context_of(frame: bytes | bytearray | memoryview) -> int:
+    """Returns the autograd context of a message whose header is known to be good."""
+    context: int = _CONTEXT.unpack_from(frame, HEADER_SIZE - 16)[0]
+    return context
 
 
 def size_of(frames: Sequence[Frame]) -> int:

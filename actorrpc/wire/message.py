@@ -29,10 +29,12 @@ class Writing:
         notes: the caller's object, which reducers get from `codec.writing()`.
     """
 
-    __slots__ = ("anchors", "frames", "inline", "late", "notes")
+    __slots__ = ("anchors", "frames", "inline", "late", "notes", "trace")
 
     def __init__(self, notes: object = None) -> None:
         self.notes = notes
+        # What takes down tensors that require grad, instead of their being sent as leaves; see `codec.dumps`.
+        self.trace: Any = getattr(notes, "trace", None)
         self.frames: list[memoryview] = []
         self.inline = 0
         # By StorageImpl: the tensor or storage through which it was written. The pickler's memo keeps that object

@@ -12,8 +12,9 @@ The rule, for each storage in a message:
 So a row of a big matrix costs a row, two rows cost two rows, and a module's tied weights stay tied.
 
 Tensors arrive on the CPU. Negative and conjugate bits are kept. Non-leaf tensors arrive as leaves with their
-`requires_grad`. Hooks on tensors do not travel. A tensor with Python attributes, a quantized or meta one, and a
-subclass take torch's own `__reduce_ex__`, whose storages come back here.
+`requires_grad`; where the writer has a trace, it and the reader's are told of them instead (see `codec.dumps`). Hooks
+on tensors do not travel. A tensor with Python attributes, a quantized or meta one, and a subclass take torch's own
+`__reduce_ex__`, whose storages come back here.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ SMALL: Final = 8 * 1024
 Reduced: TypeAlias = tuple[Any, ...]
 _Bytes: TypeAlias = bytes | pickle.PickleBuffer
 
-_REQUIRES_GRAD, _PARAMETER, _CONJ, _NEG = 1, 2, 4, 8
+_REQUIRES_GRAD, _PARAMETER, _CONJ, _NEG, _RECORDED = 1, 2, 4, 8, 16
 _STRIDED = torch.strided
 _CPU = torch.device("cpu")
 _DTYPES: Final = {name: dtype for name, dtype in vars(torch).items() if isinstance(dtype, torch.dtype)}
@@ -156,6 +157,12 @@ def _message() -> Writing:
 
 def reduce_tensor(tensor: torch.Tensor, flags: int = 0) -> Reduced:
     """The reducer of plain tensors; see the module for the rule."""
+    if tensor.requires_grad and not flags & _RECORDED:
+        trace = (now.writing or _message()).trace
+        if trace is not None:
+            make, arguments = reduce_tensor(tensor, flags | _RECORDED)[:2]
+            return _make_recorded, (trace.add(tensor), make, arguments)
+        flags |= _REQUIRES_GRAD
     if tensor.layout is not _STRIDED or tensor.is_quantized or tensor.is_meta or tensor.__dict__:
         return _reduce_other(tensor, flags)
     try:
@@ -163,8 +170,6 @@ def reduce_tensor(tensor: torch.Tensor, flags: int = 0) -> Reduced:
     except RuntimeError:  # a nested tensor, which says that its layout is strided
         return _torch_reduced(tensor)
     dtype = tensor.dtype
-    if tensor.requires_grad:
-        flags |= _REQUIRES_GRAD
     if dtype.is_complex and tensor.is_conj():
         flags |= _CONJ
     if tensor.is_neg():
@@ -211,8 +216,6 @@ def _reduce_other(tensor: torch.Tensor, flags: int) -> Reduced:
     layout = tensor.layout
     if layout is _STRIDED or tensor.__dict__ or str(layout) not in _LAYOUTS or tensor.is_meta:
         return _torch_reduced(tensor)
-    if tensor.requires_grad:
-        flags |= _REQUIRES_GRAD
     plain = tensor.detach()
     coalesced = None
     parts: tuple[torch.Tensor, ...]
@@ -289,6 +292,15 @@ def _make(data: Any, name: str, shape: Any, stride: Any, offset: int | None, fla
         _copy(tensor.data_ptr(), data, len(data))
         return _flagged(tensor, flags) if flags else tensor
     return _over(_storage_over(data, dtype.itemsize), name, shape, stride, offset or 0, flags)
+
+
+def _make_recorded(mark: Any, make: Callable[..., torch.Tensor], arguments: tuple[Any, ...]) -> torch.Tensor:
+    tensor = make(*arguments)
+    trace = getattr(now.reading.notes, "trace", None) if now.reading is not None else None
+    if trace is None:  # a leaf, as outside of contexts: this side has already done with its context
+        return tensor.requires_grad_()
+    trace.take(tensor.requires_grad_(False), mark)
+    return tensor
 
 
 def _make_view(anchor: Any, name: str, shape: Any, stride: Any, offset: int, flags: int) -> torch.Tensor:

@@ -1,0 +1,218 @@
+"""Autograd contexts: which there are, what belongs to each on this worker, and when it is over.
+
+A context's id is (creator's worker id, counter). A worker has a part in it from the first message of the context that
+it sends or reads. Its end spreads along the messages: whoever had a part tells those that it sent to. What arrives
+later for a context that is over is not recorded.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from typing import TYPE_CHECKING
+
+import torch
+
+from actorrpc.services.recording import ReceivingTrace, SendingTrace
+
+if TYPE_CHECKING:
+    from actorrpc.runtime.worker import Worker
+    from actorrpc.services.leaves import Leaves
+    from actorrpc.services.passes import Pass
+    from actorrpc.services.recording import Received, Sent
+
+_BITS = 44
+_COUNTERS = (1 << _BITS) - 1
+
+
+class Context:
+    """One worker's part in a context.
+
+    Attributes:
+        id: the context's id.
+        lock: taken to record.
+        token, base: the last one, and the first; see `recording`.
+        sent: the messages that left, by their numbers.
+        received: (sender, number) of those that came.
+        last: by the other end of a message: whether the last one came (True) or left (False).
+        generation: how many passes have used the graph up. What was recorded before then is no part of later passes.
+        touched: the workers that got a message of this context from here, recorded or not.
+        grads: what the passes gave, by leaf.
+        passes: those that this worker took part in, by their ids.
+    """
+
+    def __init__(self, number: int, worker: Worker, leaves: Leaves, numbers: itertools.count[int]) -> None:
+        self.id = number
+        self._worker, self._leaves, self._numbers = worker, leaves, numbers
+        self.lock = threading.Lock()
+        self.generation = 0
+        self.touched: set[int] = set()
+        self.grads: dict[torch.Tensor, torch.Tensor] = {}
+        self.passes: dict[int, Pass] = {}
+        self.renew()
+
+    def renew(self) -> None:
+        """Begins a new graph."""
+        self.base = self.token = torch.zeros((), requires_grad=True)
+        self.sent: dict[int, Sent] = {}
+        self.received: set[tuple[int, int]] = set()
+        self.last: dict[int, bool] = {}
+
+    def next_number(self) -> int:
+        """Returns a number for a message."""
+        return next(self._numbers)
+
+    def note_sent(self, sent: Sent) -> None:
+        """Notes a message that is about to leave."""
+        self.sent[sent.number] = sent
+        self.last[sent.peer] = False
+
+    def note_received(self, received: Received) -> None:
+        """Notes a message that was read."""
+        self.received.add((received.sender, received.number))
+        self.last[received.sender] = True
+
+    def running(self) -> Pass:
+        """Returns the pass that the present thread works for.
+
+        Raises:
+            RuntimeError: it works for none.
+        """
+        found = self._leaves.current()
+        if found is None or found.context is not self:
+            raise RuntimeError(
+                "this graph goes on at other workers, where plain backward() cannot follow; "
+                "use dist_autograd.backward(context_id, [loss]) inside of the context"
+            )
+        return found
+
+    def name_of(self, peer: int) -> str:
+        """Names a worker, for errors."""
+        known = self._worker.peers.get(peer)
+        return str(known.record) if known is not None else f"rank {peer}"
+
+
+class Contexts:
+    """The contexts that a worker has a part in. It is the worker's tracer.
+
+    Arguments:
+        worker: whose.
+        leaves: the leaves that its passes hold.
+    """
+
+    def __init__(self, worker: Worker, leaves: Leaves) -> None:
+        self._worker, self._leaves = worker, leaves
+        self._door = threading.Lock()
+        self._known: dict[int, Context] = {}
+        self._counter = itertools.count(1)
+        self._numbers = itertools.count(1)
+        self._own: set[int] = set()
+        """The counters of those that were begun here and are not over."""
+        self._lowest: dict[int, int] = {}
+        """By creator: all counters below are over."""
+        self._over: dict[int, set[int]] = {}
+        """By creator: others that are over."""
+
+    # -- lives
+
+    def begin(self) -> Context:
+        """Begins a context of this worker's own."""
+        with self._door:
+            counter = next(self._counter)
+            self._own.add(counter)
+            return self._make(self._worker.id << _BITS | counter)
+
+    def _make(self, number: int) -> Context:
+        made = self._known[number] = Context(number, self._worker, self._leaves, self._numbers)
+        return made
+
+    def get(self, number: int) -> Context:
+        """Returns a context that this worker has a part in.
+
+        Raises:
+            RuntimeError: there is none of this id.
+        """
+        found = self._known.get(number)
+        if found is None:
+            raise RuntimeError(
+                f"Could not find autograd context with id: {number} on {self._worker}. It is over, or no message of "
+                f"it has come here; work inside of `with dist_autograd.context() as context_id:`"
+            )
+        return found
+
+    def join(self, number: int) -> Context | None:
+        """Returns a context, of which this worker has a part from now on; None where it is over."""
+        found = self._known.get(number)
+        if found is None:
+            with self._door:
+                creator, counter = number >> _BITS, number & _COUNTERS
+                if creator == self._worker.id:
+                    return self._known.get(number)
+                if counter < self._lowest.get(creator, 0) or counter in self._over.get(creator, ()):
+                    return None
+                found = self._known.get(number) or self._make(number)
+        return found
+
+    def end(self, number: int, lowest: int = 0) -> tuple[set[int], int] | None:
+        """Ends this worker's part in a context.
+
+        Arguments:
+            number: the context's id.
+            lowest: all contexts of its creator with smaller counters are over as well.
+
+        Returns whom to tell, and their `lowest`; None where it was over already.
+        """
+        creator, counter = number >> _BITS, number & _COUNTERS
+        with self._door:
+            if creator == self._worker.id:
+                if counter not in self._own:
+                    return None
+                self._own.remove(counter)
+                lowest = min(self._own, default=counter + 1)
+            else:
+                over = self._over.setdefault(creator, set())
+                lowest = max(lowest, self._lowest.get(creator, 0))
+                self._lowest[creator] = lowest
+                seen = counter in over
+                over.add(counter)
+                self._over[creator] = {n for n in over if n >= lowest}
+                if seen and number not in self._known:
+                    return None
+            found = self._known.pop(number, None)
+        if found is None:
+            return None
+        kept = found.token, found.sent, found.grads, found.passes  # not to die under the lock: finalizers may call
+        with found.lock:
+            peers = (found.touched | set(found.last)) - {self._worker.id}
+            found.renew()
+            found.grads, found.passes = {}, {}
+        del kept
+        return peers, lowest
+
+    def forget(self, creator: int) -> None:
+        """Ends this worker's part in all contexts of a worker that is gone."""
+        for number in [n for n in list(self._known) if n >> _BITS == creator]:
+            self.end(number)
+
+    # -- the tracer
+
+    def sending(self, context: int, peer: int) -> SendingTrace | None:
+        """See `Tracer`."""
+        found = self.join(context)
+        if found is None:
+            return None
+        found.touched.add(peer)
+        return SendingTrace(found, peer)
+
+    def receiving(self, context: int, peer: int) -> ReceivingTrace | None:
+        """See `Tracer`."""
+        found = self.join(context)
+        return None if found is None else ReceivingTrace(found, peer)
+
+    def all(self) -> list[Context]:
+        """Returns the contexts that this worker has a part in."""
+        return list(self._known.values())
+
+    def statistics(self) -> dict[str, int]:
+        """Returns counts: contexts, and what is kept of those that are over."""
+        return {"contexts": len(self._known), "over": sum(map(len, self._over.values()))}

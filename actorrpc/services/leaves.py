@@ -1,0 +1,142 @@
+"""Gradients of a pass go to the pass, and not to `.grad`, although the engine's own accumulation runs.
+
+It has to run: hooks hang on it (`register_post_accumulate_grad_hook`, those of DistributedDataParallel). So the user's
+`.grad` is set aside while any pass holds a leaf, and what the engine accumulated is taken right after. A hook knows
+its pass by the engine's graph task, not by its thread, since a GPU's part of a graph runs on threads of the engine's.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from actorrpc.services.passes import Pass
+
+_functions: Any = torch._C._functions
+_Accumulate: type = _functions.AccumulateGrad
+_LOCK_SECONDS = 60.0
+
+
+def graph_task() -> int:
+    """Returns the number of the pass of the engine that the present thread works for; -1 for none."""
+    number: int = torch._C._current_graph_task_id()
+    return number
+
+
+def leaves_of(outputs: Iterable[torch.Tensor]) -> list[Any]:
+    """Returns the nodes which accumulate the gradients of the leaves that a graph can reach."""
+    stack: list[Any] = [tensor.grad_fn for tensor in outputs if tensor.grad_fn is not None]
+    seen, found = set(stack), []
+    while stack:
+        for node, _ in stack.pop().next_functions:
+            if node is not None and node not in seen:
+                seen.add(node)
+                if type(node) is _Accumulate:
+                    found.append(node)
+                else:
+                    stack.append(node)
+    return found
+
+
+class _Held:
+    """A leaf that some pass holds.
+
+    Attributes:
+        leaf: the tensor.
+        aside: the user's own `.grad`.
+        passes: how many passes hold it.
+        lock: held while its gradient is accumulated and taken.
+        by: the pass that has the lock.
+    """
+
+    def __init__(self, node: Any, running: dict[int, Pass]) -> None:
+        self.leaf: torch.Tensor = node.variable
+        self.aside, self.leaf.grad = self.leaf.grad, None
+        self.passes = 0
+        self.lock = threading.Lock()
+        self.by: Pass | None = None
+        self._running = running
+        self.hooks = node.register_prehook(self._before), node.register_hook(self._after)
+
+    def _before(self, _: Any) -> None:
+        if not self.lock.acquire(timeout=_LOCK_SECONDS):
+            raise RuntimeError(f"another backward pass has kept a leaf of shape {tuple(self.leaf.shape)} busy")
+        self.by = self._running.get(graph_task())
+
+    def _after(self, *_: Any) -> None:
+        grad, taker = self.leaf.grad, self.by
+        if grad is not None:
+            self.leaf.grad = None
+            if taker is not None:
+                taker.grads[self.leaf] = grad
+            else:  # a backward pass of the user's own, beside this one
+                self.aside = add(self.aside, grad)
+        self.by = None
+        self.lock.release()
+
+    def let_go(self, holder: Pass) -> None:
+        """Ends a pass's hold. What stands in `.grad` was written after the accumulation, as DDP does with its means."""
+        if self.by is holder:  # its accumulation, or a hook on it, has failed
+            self.by = None
+            self.lock.release()
+        with self.lock:
+            if self.leaf.grad is not None:
+                holder.grads[self.leaf], self.leaf.grad = self.leaf.grad, None
+            self.passes -= 1
+            if not self.passes:
+                for hook in self.hooks:
+                    hook.remove()
+                self.leaf.grad = self.aside
+
+
+class Leaves:
+    """The leaves that the passes of one worker hold."""
+
+    def __init__(self) -> None:
+        self.running: dict[int, Pass] = {}
+        """By the engine's graph tasks: the passes that run."""
+        self._held: dict[int, _Held] = {}
+        self._door = threading.Lock()
+
+    def current(self) -> Pass | None:
+        """Returns the pass that the present thread works for."""
+        return self.running.get(graph_task())
+
+    def hold(self, but: torch.Tensor, outputs: Iterable[torch.Tensor]) -> list[int]:
+        """Holds all leaves of a graph but one; returns what `release` wants."""
+        nodes = leaves_of(outputs)
+        keys = []
+        with self._door:
+            for node in nodes:
+                if node.variable is but:
+                    continue
+                key = id(node.variable)  # the same as long as it is held
+                held = self._held.get(key)
+                if held is None:
+                    held = self._held[key] = _Held(node, self.running)
+                held.passes += 1
+                keys.append(key)
+        return keys
+
+    def release(self, holder: Pass, keys: list[int]) -> None:
+        """Lets go of leaves. `holder.grads` is then complete."""
+        with self._door:
+            for key in keys:
+                held = self._held[key]
+                held.let_go(holder)
+                if not held.passes:
+                    del self._held[key]
+
+
+def add(one: torch.Tensor | None, other: torch.Tensor) -> torch.Tensor:
+    """Adds two gradients of one leaf, which may be sparse."""
+    if one is None:
+        return other
+    if one.layout is not torch.strided:
+        return other + one  # torch adds sparse ones to dense ones only
+    return one + other

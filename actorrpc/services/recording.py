@@ -1,0 +1,156 @@
+"""What an autograd context takes down of the messages that belong to it.
+
+One token is threaded through all messages of a context on a worker, in the order in which they happened:
+`Send(token, tensors) -> token` and `Receive(token) -> token, tensors`. The backward pass of a worker is then one
+ordinary pass of torch's engine from its last token, in which each message has its turn, latest first. A Send's backward
+waits for the gradients of its message; a Receive's answers the sender, with None where nothing used the tensors. Real
+time orders all messages of a world, so no two workers wait for each other (RULE AG1: a Send is recorded before its
+message leaves, a Receive after it was read).
+
+Recording keeps edges of the graph, not tensors, so that in-place changes after sending are right on both sides.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from actorrpc.services.contexts import Context
+
+Mark = tuple[int, int]
+"""What goes with a recorded tensor: the number of its message, and its place in it."""
+
+
+class Sent:
+    """A message with recorded tensors that left, as its sender knows it.
+
+    Attributes:
+        number: the sender's own number of it.
+        peer: the worker id of the receiver.
+        shapes: of the tensors.
+    """
+
+    __slots__ = ("_tensors", "context", "number", "peer")
+
+    def __init__(self, context: Context, number: int, peer: int, tensors: Sequence[torch.Tensor]) -> None:
+        self.context, self.number, self.peer = context, number, peer
+        self._tensors = [(tuple(t.shape), str(t.dtype).removeprefix("torch.")) for t in tensors]
+
+    @property
+    def count(self) -> int:
+        """How many tensors it has."""
+        return len(self._tensors)
+
+    def __str__(self) -> str:
+        tensors = ", ".join(f"{dtype}{list(shape)}" for shape, dtype in self._tensors)
+        return f"the gradients of {tensors}, sent to {self.context.name_of(self.peer)}"
+
+
+class Received:
+    """A message with recorded tensors that came, as its receiver knows it.
+
+    Attributes:
+        sender: the worker id of the sender.
+        number: the sender's number of it.
+        generation: the context's; see `Context`.
+    """
+
+    __slots__ = ("context", "generation", "number", "sender")
+
+    def __init__(self, context: Context, sender: int, number: int) -> None:
+        self.context, self.sender, self.number = context, sender, number
+        self.generation = context.generation
+
+
+class _Send(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, sent: Sent, _: torch.Tensor, *tensors: torch.Tensor) -> torch.Tensor:
+        ctx.sent = sent
+        ctx.set_materialize_grads(False)
+        return torch.zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        sent: Sent = ctx.sent
+        return None, None, *sent.context.running().gradients_of(sent)
+
+
+class _Receive(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, received: Received, _: torch.Tensor, tensors: list[torch.Tensor]) -> Any:
+        ctx.received = received
+        ctx.set_materialize_grads(False)
+        return torch.zeros(()), *tensors
+
+    @staticmethod
+    def backward(ctx: Any, _: Any, *grads: torch.Tensor | None) -> Any:
+        received: Received = ctx.received
+        received.context.running().answer(received, list(grads))
+        return None, None, None
+
+
+class SendingTrace:
+    """Takes down the tensors of a message that is being written."""
+
+    __slots__ = ("_context", "_number", "_peer", "_tensors", "context")
+
+    def __init__(self, context: Context, peer: int) -> None:
+        self.context, self._context, self._peer = context.id, context, peer
+        self._tensors: list[torch.Tensor] = []
+        self._number = 0
+
+    def add(self, tensor: torch.Tensor) -> Mark:
+        if not self._tensors:
+            self._number = self._context.next_number()
+        self._tensors.append(tensor)
+        return self._number, len(self._tensors) - 1
+
+    def take(self, tensor: torch.Tensor, mark: Mark) -> None:
+        raise AssertionError("it writes")
+
+    def seal(self) -> None:
+        if self._tensors:
+            sent = Sent(self._context, self._number, self._peer, self._tensors)
+            tensors, self._tensors = self._tensors, []
+            with self._context.lock, torch.enable_grad():
+                self._context.token = _Send.apply(sent, self._context.token, *tensors)  # type: ignore[no-untyped-call]
+                self._context.note_sent(sent)
+
+    def undo(self) -> None:
+        """If it was sealed, the receiver will say that it never had the message."""
+        self._tensors = []
+
+
+class ReceivingTrace:
+    """Takes down the tensors of a message that is being read, which turns them into outputs of the graph."""
+
+    __slots__ = ("_context", "_number", "_sender", "_tensors", "context")
+
+    def __init__(self, context: Context, sender: int) -> None:
+        self.context, self._context, self._sender = context.id, context, sender
+        self._tensors: dict[int, torch.Tensor] = {}
+        self._number = 0
+
+    def add(self, tensor: torch.Tensor) -> Mark:
+        raise AssertionError("it reads")
+
+    def take(self, tensor: torch.Tensor, mark: Mark) -> None:
+        self._number, place = mark
+        self._tensors[place] = tensor
+
+    def seal(self) -> None:
+        if self._tensors:
+            tensors = [self._tensors[place] for place in sorted(self._tensors)]
+            context = self._context
+            with context.lock, torch.enable_grad():
+                received = Received(context, self._sender, self._number)
+                # The outputs are no inputs of the function, so they become non-leaves in place, Parameters included.
+                context.token, *_ = _Receive.apply(received, context.token, tensors)  # type: ignore[no-untyped-call]
+                context.note_received(received)
+
+    def undo(self) -> None:
+        self._tensors = {}
