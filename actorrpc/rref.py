@@ -9,10 +9,10 @@ import torch
 from actorrpc.options import UNSET_RPC_TIMEOUT
 from actorrpc.runtime.futures import Future
 from actorrpc.runtime.handling import NO_CONTEXT, here
+from actorrpc.services.autograd import Autograd
 from actorrpc.services.handles import OwnerHandle, UserHandle
 from actorrpc.services.ids import CREATOR, EXECUTOR, ROOT
 from actorrpc.services.objects import Objects
-from actorrpc.services.passes import Autograd
 from actorrpc.session import Session, current
 from actorrpc.wire.codec import mentions_main, reading, writing
 from actorrpc.workers import info_of
@@ -128,7 +128,7 @@ class RRef(Generic[T]):
                 )
             handle = self._handle
             handle.check()
-            body = _backward, (self, dist_autograd_ctx_id, retain_graph), {}
+            body: tuple[object, ...] = (_backward, (self, dist_autograd_ctx_id, retain_graph), {})
             self._worker.wait_result(self._worker.request(handle.owner, EXECUTOR, body, -1.0, "RRef.backward"))
             return
         value = self.local_value()

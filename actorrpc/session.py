@@ -22,9 +22,9 @@ from actorrpc.runtime.interrupts import InterruptShield
 from actorrpc.runtime.peers import Record
 from actorrpc.runtime.worker import Worker, new_incarnation
 from actorrpc.services import executor, rendezvous
+from actorrpc.services.autograd import Autograd
 from actorrpc.services.directory import Member
 from actorrpc.services.objects import Objects
-from actorrpc.services.passes import Autograd
 from actorrpc.services.store import HintStore
 from actorrpc.wire.zeromq import ZmqTransport
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from actorrpc.runtime.handling import NO_CONTEXT, here
-from actorrpc.services.passes import Autograd
+from actorrpc.services.autograd import Autograd
 from actorrpc.session import current
 
 if TYPE_CHECKING:

@@ -14,38 +14,29 @@ When something fails on a worker, the root hears of it with type and traceback, 
 
 from __future__ import annotations
 
-import itertools
 import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from actorrpc.errors import ActorRPCError, RPCTimeoutError, WorkerLostError
+from actorrpc.errors import RPCTimeoutError, WorkerLostError
 from actorrpc.runtime.completion import Completion
-from actorrpc.runtime.handling import NO_CONTEXT, here
-from actorrpc.runtime.lanes import Job, Lane
-from actorrpc.runtime.message import Outgoing
-from actorrpc.services.contexts import Contexts
-from actorrpc.services.ids import AUTOGRAD
-from actorrpc.services.leaves import Leaves, add, graph_task
-from actorrpc.wire.envelope import Flag, Kind
-from actorrpc.wire.failures import read_failure, write_failure
+from actorrpc.services.leaves import add, graph_task
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from actorrpc.runtime.completion import Call
     from actorrpc.runtime.message import Message
-    from actorrpc.runtime.peers import Peer
-    from actorrpc.runtime.worker import Worker
+    from actorrpc.services.autograd import Autograd
     from actorrpc.services.contexts import Context
     from actorrpc.services.recording import Received, Sent
 
-_NEVER = float("inf")
-_Grads = list[torch.Tensor | None]
+Grads = list[torch.Tensor | None]
+"""The gradients of a message's tensors; None for one that nothing used."""
 
 
-class _Aborted(Exception):
+class Aborted(Exception):
     """A pass ends here because it has failed elsewhere."""
 
 
@@ -72,7 +63,7 @@ class _Slot(Completion):
     def __init__(self) -> None:
         super().__init__()
         self.message: Message | None = None
-        self.grads: _Grads | None = None
+        self.grads: Grads | None = None
 
 
 class Pass:
@@ -129,7 +120,7 @@ class Pass:
         """Runs this worker's part and waits for the parts that it began.
 
         Raises:
-            _Aborted: the pass has failed elsewhere.
+            Aborted: the pass has failed elsewhere.
             BaseException: it failed here, or, on the root, elsewhere.
         """
         me = self._service.worker.id
@@ -169,7 +160,7 @@ class Pass:
         self._task = task
         self._service.leaves.running[task] = self
 
-    def gradients_of(self, sent: Sent) -> _Grads:
+    def gradients_of(self, sent: Sent) -> Grads:
         """Waits for the gradients of a message; called by the engine."""
         if sent.number not in self._sent:
             raise _used_up()
@@ -183,7 +174,7 @@ class Pass:
         grads, slot.grads = slot.grads, None
         return grads or [None] * sent.count
 
-    def answer(self, received: Received, grads: _Grads) -> None:
+    def answer(self, received: Received, grads: Grads) -> None:
         """Sends the gradients of a message to where it came from; called by the engine."""
         if received.generation != self._generation:
             raise _used_up()
@@ -195,7 +186,7 @@ class Pass:
         else:
             self.begin(peer, received.number, grads)
 
-    def begin(self, peer: int, number: int = 0, grads: _Grads | None = None) -> None:
+    def begin(self, peer: int, number: int = 0, grads: Grads | None = None) -> None:
         """Has another worker take its part.
 
         Arguments:
@@ -257,7 +248,7 @@ class Pass:
 
     # -- what comes from others
 
-    def begun_by(self, peer: int, body: tuple[bool, list[int], list[int], int, _Grads | None]) -> None:
+    def begun_by(self, peer: int, body: tuple[bool, list[int], list[int], int, Grads | None]) -> None:
         """Takes what another worker says as it begins this one, for the first time or again."""
         retain, sent, read, number, grads = body
         self.open(retain)
@@ -272,7 +263,7 @@ class Pass:
     def _slot(self, number: int) -> _Slot:
         return self._slots.get(number) or self._slots.setdefault(number, _Slot())
 
-    def give(self, number: int, grads: _Grads | None) -> None:
+    def give(self, number: int, grads: Grads | None) -> None:
         """Gives the gradients of a message (None: there are none) to whoever waits for them, or will."""
         slot = self._slot(number)
         if not slot.done:
@@ -308,7 +299,7 @@ class Pass:
     def aborted(self, by: int) -> None:
         """Takes the news that the pass has failed elsewhere."""
         if self._error is None:
-            self.fail(_Aborted(f"the pass has failed elsewhere, says rank {by}"))
+            self.fail(Aborted(f"the pass has failed elsewhere, says rank {by}"))
             self.spread_abort(by)
 
     def describe(self) -> str | None:
@@ -322,190 +313,3 @@ def _used_up() -> RuntimeError:
         "this graph was used by an earlier backward pass of the context, which has freed it; "
         "give that one retain_graph=True"
     )
-
-
-class Autograd:
-    """The actor of a worker that takes its part in backward passes, and in the ends of contexts.
-
-    It receives: gradients of a message (a tell whose header names context, pass and message), requests to begin a pass,
-    and tells: release a context, a pass has failed, end a pass.
-    """
-
-    def __init__(self, worker: Worker) -> None:
-        self.worker, self.leaves = worker, Leaves()
-        self.contexts = Contexts(worker, self.leaves)
-        self._passes = itertools.count(1)
-        worker.services[Autograd] = self
-        worker.cells[AUTOGRAD] = self
-        worker.tracer = self.contexts
-        worker.members.watchers.append(self._gone)
-
-    # -- what the face asks for
-
-    def backward(self, context_id: int, roots: Sequence[torch.Tensor], retain_graph: bool) -> None:
-        """Runs a pass from here; see `actorrpc.autograd.backward`."""
-        context = self.contexts.get(context_id)
-        _check_roots(roots)
-        number = self.worker.id << 40 | next(self._passes)
-        begun = context.passes[number] = Pass(self, context, number)
-        begun.claimed = True
-        begun.open(retain_graph)
-        outside, here.context = here.context, NO_CONTEXT  # the pass's own messages, and those of hooks, are no part
-        try:
-            begun.conduct(roots)
-        finally:
-            here.context = outside
-
-    def gradients(self, context_id: int) -> dict[torch.Tensor, torch.Tensor]:
-        """Returns what the passes gave to the leaves of this worker."""
-        context = self.contexts.get(context_id)
-        with context.lock:
-            return dict(context.grads)
-
-    def end(self, context_id: int) -> None:
-        """Ends a context, here and on all workers that have a part in it."""
-        self._release(context_id, 0, self.worker.id)
-
-    def waits(self) -> list[str]:
-        """Says what the passes that run here wait for."""
-        found = (running.describe() for running in list(self.leaves.running.values()))
-        return [text for text in found if text is not None]
-
-    # -- messages
-
-    def accept(self, message: Message) -> Job | None:
-        """Takes a message in; gradients go straight to whoever waits for them, who reads them."""
-        message.cell = self
-        if message.context == NO_CONTEXT:
-            return Job(Lane.CONTROL, self.worker.perform, message)
-        context = self.contexts.join(message.context)
-        if context is None:
-            if message.wants_answer:
-                return Job(Lane.CONTROL, self.worker.perform, message)
-            return None  # late: its context is over
-        if not message.wants_answer:
-            known = context.passes.get(message.chain)
-            if known is not None:
-                known.deliver(message)
-            return None
-        known = context.passes.get(message.chain)
-        if known is None:
-            known = context.passes[message.chain] = Pass(self, context, message.chain)
-        if known.claimed:
-            return Job(Lane.CONTROL, self.worker.perform, message)
-        known.claimed = True
-        return Job(Lane.FREE, self._take_part, (known, message))
-
-    def _take_part(self, what: tuple[Pass, Message]) -> None:
-        known, message = what
-        message.cell = _Part(known)
-        self.worker.perform(message)
-
-    def run(self, message: Message) -> None:
-        """Handles what is short."""
-        here.context = NO_CONTEXT
-        if message.wants_answer:  # to begin a pass that has begun, or whose context is over
-            self.contexts.get(message.context).passes[message.chain].begun_by(message.caller, message.load())
-            message.reply(None)
-            return
-        verb, context_id, *rest = message.load()
-        if verb == "release":
-            self._release(context_id, rest[0], message.caller)
-            return
-        context = self.contexts.join(context_id)
-        known = context.passes.get(rest[0]) if context is not None else None
-        if known is None:
-            return
-        if verb == "abort":
-            known.aborted(message.caller)
-        else:
-            known.fail(read_failure(rest[1], self.worker.codec))
-
-    def _release(self, context_id: int, lowest: int, teller: int) -> None:
-        told = self.contexts.end(context_id, lowest)
-        if told is not None:
-            peers, lowest = told
-            for peer in peers - {teller}:
-                self.tell(peer, ("release", context_id, lowest))
-
-    def _gone(self, peer: Peer) -> None:
-        for context in self.contexts.all():
-            for running in list(context.passes.values()):
-                if running.root == peer.record.id:
-                    running.aborted(peer.record.id)
-        self.contexts.forget(peer.record.id)
-
-    # -- sending
-
-    def tell(self, peer: int, body: object) -> None:
-        """Tells another worker's actor something, if it is still there."""
-        try:
-            self.worker.tell(peer, AUTOGRAD, body, control=True)
-        except ActorRPCError:
-            pass  # whoever was lost has no part any more
-
-    def send_begin(self, begun: Pass, peer: int, body: object) -> None:
-        """Has a worker begin its part in a pass. Raises as `Worker.request` does."""
-        worker = self.worker
-        frames, parcel = worker.write(body, peer)
-
-        def note(call: Call) -> None:
-            worker.crew.submit(Job(Lane.CONTROL, begun.begun_answered, call))
-
-        worker.calls.post(
-            peer, AUTOGRAD, frames, 0.0, "a backward pass", parcel, note=note, flags=Flag.CONTROL, chain=begun.id,
-            context=begun.context.id,
-        )  # fmt: skip
-
-    def send_grads(self, begun: Pass, peer: int, number: int, grads: _Grads | None) -> None:
-        """Sends the gradients of a message to its sender; None for a message that was never read here."""
-        worker = self.worker
-        frames, _ = worker.write(grads, peer)
-        out = Outgoing(Kind.TELL, Flag.CONTROL, number, *AUTOGRAD, begun.id, begun.context.id, _NEVER)
-        worker.emit(peer, out, frames)
-
-    def report(self, failed: Pass, error: BaseException) -> None:
-        """Tells the root of a pass what it failed of."""
-        frames = [bytes(memoryview(frame)) for frame in write_failure(error, str(self.worker), self.worker.codec)]
-        self.tell(failed.root, ("failed", failed.context.id, failed.id, frames))
-
-
-class _Part:
-    """The cell of the first request to begin a pass here: it runs for as long as the pass does."""
-
-    def __init__(self, begun: Pass) -> None:
-        self._begun = begun
-
-    def accept(self, message: Message) -> Job | None:
-        raise AssertionError("it is never registered")
-
-    def run(self, message: Message) -> None:
-        begun, service = self._begun, message.worker.services[Autograd]
-        here.context = NO_CONTEXT
-        try:
-            begun.begun_by(message.caller, message.load())
-            begun.conduct([])
-        except _Aborted:
-            pass
-        except BaseException as e:
-            if message.caller == begun.root:
-                raise
-            service.report(begun, e)
-        message.reply(None)
-
-
-def _check_roots(roots: Sequence[torch.Tensor]) -> None:
-    if not isinstance(roots, (list, tuple)):
-        raise TypeError(f"roots must be a list of tensors, not {type(roots).__name__}")
-    if not roots:
-        raise RuntimeError("No tensors provided for gradient computation.")
-    for root in roots:
-        if not isinstance(root, torch.Tensor):
-            raise TypeError(f"roots must be tensors, not {type(root).__name__}")
-        if not root.requires_grad:
-            raise RuntimeError("requires_grad not set on root: no gradient can flow from it to anything")
-        if root.numel() != 1:
-            raise RuntimeError(
-                f"root of shape {tuple(root.shape)} is not a scalar, all roots need to be scalar; "
-                f"reduce it, with .sum() say"
-            )
