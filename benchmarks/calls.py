@@ -9,42 +9,22 @@ import importlib
 import json
 import os
 import platform
-import socket
 import statistics
 import sys
 import time
-import traceback
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
-from multiprocessing import get_context
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import torch
 import zmq
 
+from benchmarks.pairs import WARM_UP, Figures, Row, median_us, medians, run_pair
+
 CALLS = 2000
-WARM_UP = 200
 IN_FLIGHT = 5000
 BURSTS = 3  # of so many calls; their median counts
-PATIENCE = 300.0  # seconds after which a pair of processes is given up
-
-Figures = dict[str, float]
-
-
-@dataclass(frozen=True)
-class Row:
-    """A line of the table: a time (less is better) or a rate (more is better)."""
-
-    key: str
-    title: str
-    unit: str
-
-    def ahead(self, theirs: float, ours: float) -> float:
-        return ours / theirs if self.unit == "calls/s" else theirs / ours
-
 
 ROWS = [
     Row("noop", "rpc_sync(noop)", "us"),
@@ -83,17 +63,6 @@ class Counter:
 # The program that both libraries run.
 
 
-def median_us(call: Callable[[], object]) -> float:
-    for _ in range(WARM_UP):
-        call()
-    times = []
-    for _ in range(CALLS):
-        begun = time.perf_counter_ns()
-        call()
-        times.append(time.perf_counter_ns() - begun)
-    return statistics.median(times) / 1000
-
-
 def calls_per_second(start: Callable[[], Any]) -> float:
     for future in [start() for _ in range(WARM_UP)]:
         future.wait()
@@ -111,11 +80,11 @@ def caller(rpc: Any) -> Figures:
     small, ten = torch.ones(2, 2), torch.arange(10.0)
     counter = rpc.remote(to, Counter)
     return {
-        "noop": median_us(lambda: rpc.rpc_sync(to, noop)),
-        "builtin": median_us(lambda: rpc.rpc_sync(to, torch.add, args=(small, 1))),
-        "echo": median_us(lambda: rpc.rpc_sync(to, echo, args=(ten,))),
-        "method": median_us(lambda: counter.rpc_sync().bump()),
-        "to_here": median_us(lambda: rpc.remote(to, noop).to_here()),
+        "noop": median_us(lambda: rpc.rpc_sync(to, noop), CALLS),
+        "builtin": median_us(lambda: rpc.rpc_sync(to, torch.add, args=(small, 1)), CALLS),
+        "echo": median_us(lambda: rpc.rpc_sync(to, echo, args=(ten,)), CALLS),
+        "method": median_us(lambda: counter.rpc_sync().bump(), CALLS),
+        "to_here": median_us(lambda: rpc.remote(to, noop).to_here(), CALLS),
         "pipelined": calls_per_second(lambda: rpc.rpc_async(to, noop)),
     }
 
@@ -146,7 +115,7 @@ def run_zmq(_library: str, rank: int, port: int) -> Figures:
                     dealer.send(payload)
                     dealer.recv()
 
-                return {"pyzmq": median_us(ping)}
+                return {"pyzmq": median_us(ping, CALLS)}
         with context.socket(zmq.ROUTER) as router:
             router.bind(f"tcp://127.0.0.1:{port}")
             for _ in range(WARM_UP + CALLS):
@@ -154,64 +123,7 @@ def run_zmq(_library: str, rank: int, port: int) -> Figures:
             return {}
 
 
-# Pairs of processes.
-
-
-def child(
-    run: Callable[[str, int, int], Figures], library: str, rank: int, port: int, results: "Connection[Any, Any]"
-) -> None:
-    try:
-        results.send((run(library, rank, port), None))
-    except BaseException:
-        results.send(({}, traceback.format_exc()))
-        raise
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def run_pair(run: Callable[[str, int, int], Figures], library: str) -> Figures:
-    """Runs both ranks in processes of their own, and returns the figures that they found."""
-    spawn, port, figures = get_context("spawn"), free_port(), {}
-    os.environ["OMP_NUM_THREADS"] = "1"  # the processes inherit it
-    pairs = []
-    for rank in range(2):
-        ours, theirs = spawn.Pipe(duplex=False)
-        process = spawn.Process(target=child, args=(run, library, rank, port, theirs), name=f"{library} rank {rank}")
-        process.start()
-        theirs.close()
-        pairs.append((process, ours))
-    try:
-        ends = time.monotonic() + PATIENCE
-        for process, results in pairs:
-            if not results.poll(max(0.0, ends - time.monotonic())):
-                raise SystemExit(f"{process.name} has not finished in {PATIENCE:.0f} s")
-            try:
-                found, error = results.recv()
-            except EOFError:
-                raise SystemExit(f"{process.name} died without a word") from None
-            if error is not None:
-                raise SystemExit(f"{process.name} failed:\n{error}")
-            figures.update(found)
-        for process, _ in pairs:
-            process.join(max(0.0, ends - time.monotonic()))
-    finally:
-        for process, results in pairs:
-            results.close()
-            if process.is_alive():
-                process.kill()
-            process.join()
-    return figures
-
-
 # Rounds, table, verdict.
-
-
-def medians(rounds: list[Figures]) -> Figures:
-    return {key: statistics.median(figures[key] for figures in rounds) for key in rounds[0]}
 
 
 def table(theirs: Figures, ours: Figures, pyzmq: float, names: tuple[str, str]) -> str:

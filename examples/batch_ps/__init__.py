@@ -1,0 +1,1 @@
+"""A parameter server that answers many trainers at once."""

@@ -1,0 +1,1 @@
+"""A language model whose embedding and decoder live on a parameter server."""
