@@ -121,6 +121,18 @@ def test_the_time_for_joining_comes_from_the_environment_where_it_is_not_given(m
         made()
 
 
+def test_the_options_of_the_practitioners_notes_can_be_made() -> None:
+    options = made(
+        num_worker_threads=8,
+        rpc_timeout=10000,
+        init_method="tcp://127.0.0.1:29500",
+        device_maps={"worker1": {0: 1}, "worker2": {1: 0}},
+        security_token="my_rpc_token",
+    )
+    assert options.rpc_timeout == 10000.0  # seconds; the notes' comment says 10
+    assert options.device_maps == {"worker1": {CUDA[0]: CUDA[1]}, "worker2": {CUDA[1]: CUDA[0]}}
+
+
 # -- device maps
 
 

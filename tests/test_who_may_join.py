@@ -391,3 +391,9 @@ def test_sound_maps_are_known_on_both_sides_with_their_inverse_and_the_devices(m
         {"w0": {"cuda:1": "cuda:0"}}, {"w0": {"cuda:1": "cuda:0", "cuda:0": "cuda:2"}}, ("cuda:0", "cuda:1")
     )
     assert third == Placement({}, {}, ("cuda:0",))
+
+
+def test_the_notes_example_is_refused_for_the_worker_that_it_does_not_have(meet: Meet) -> None:
+    maps = {"w1": {0: 1}, "worker2": {1: 0}}
+    outcomes = meet({"here": gpus(2), "options": {"device_maps": maps}}, *[{"here": gpus(2)}] * 2)
+    refused(outcomes, '"w0"', 'map for "worker2"', "there is no such worker", kind=rpc.DeviceMapError)
