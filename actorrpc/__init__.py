@@ -5,10 +5,19 @@
 
 from actorrpc import autograd, functions
 from actorrpc.actor import Actor
+from actorrpc.backends import (
+    BackendType,
+    BackendValue,
+    backend_registered,
+    construct_rpc_backend_options,
+    init_backend,
+    register_backend,
+)
 from actorrpc.errors import (
     ActorGoneError,
     ActorRPCError,
     DeserializationError,
+    DeviceMapError,
     GroupError,
     MemberDiedError,
     NotAMemberError,
@@ -21,7 +30,7 @@ from actorrpc.errors import (
 )
 from actorrpc.group import Group, GroupFuture
 from actorrpc.launch import launch
-from actorrpc.options import RpcBackendOptions
+from actorrpc.options import ProcessGroupRpcBackendOptions, RpcBackendOptions, TensorPipeRpcBackendOptions
 from actorrpc.roles import Role
 from actorrpc.rpc import (
     _set_rpc_timeout,
@@ -35,22 +44,27 @@ from actorrpc.rpc import (
 )
 from actorrpc.rref import RRef
 from actorrpc.runtime.futures import Future
+from actorrpc.version import VERSION
 from actorrpc.workers import WorkerInfo
 from actorrpc.world import World
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
     "Actor",
     "ActorGoneError",
     "ActorRPCError",
+    "BackendType",
+    "BackendValue",
     "DeserializationError",
+    "DeviceMapError",
     "Future",
     "Group",
     "GroupError",
     "GroupFuture",
     "MemberDiedError",
     "NotAMemberError",
+    "ProcessGroupRpcBackendOptions",
     "RPCTimeoutError",
     "RRef",
     "RemoteError",
@@ -58,17 +72,22 @@ __all__ = [
     "Role",
     "RpcBackendOptions",
     "SerializationError",
+    "TensorPipeRpcBackendOptions",
     "UnknownNameError",
     "WorkerInfo",
     "WorkerLostError",
     "World",
     "_set_rpc_timeout",
     "autograd",
+    "backend_registered",
+    "construct_rpc_backend_options",
     "functions",
     "get_rpc_timeout",
     "get_worker_info",
+    "init_backend",
     "init_rpc",
     "launch",
+    "register_backend",
     "remote",
     "rpc_async",
     "rpc_sync",

@@ -122,6 +122,10 @@ class RendezvousError(ActorRPCError):
         self.waited = waited
 
 
+class DeviceMapError(RendezvousError, ValueError):
+    """A worker's devices or device maps do not fit the workers of the world; raised on all of them."""
+
+
 class MemberDiedError(ActorRPCError):
     """A process of a launched world raised or died before the driver had returned; all others were ended.
 

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+import math
+import operator
 import os
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from typing import Union
+
+import torch
+
+from actorrpc.services.devices import Devices
 
 DEFAULT_RPC_TIMEOUT = 60.0
 DEFAULT_INIT_METHOD = "env://"
@@ -10,10 +19,24 @@ DEFAULT_NUM_WORKER_THREADS = 16
 DEFAULT_INIT_TIMEOUT = 300.0
 DEFAULT_SWITCH_INTERVAL = 2e-4
 UNSET_RPC_TIMEOUT = -1.0
+_INIT_TIMEOUT_VARIABLE = "ACTORRPC_INIT_TIMEOUT"
+
+TRANSPORTS = ("ibv", "shm", "tcp", "uv")
+CHANNELS = ("basic", "cma", "cuda_basic", "cuda_gdr", "cuda_ipc", "cuda_xth", "mpt_uv", "shm")
+"""What TensorPipe knows, or is said to know."""
+
+PROCESS_GROUP_IS_GONE = (
+    "ProcessGroupRpcBackendOptions and BackendType.PROCESS_GROUP are gone, from PyTorch as well: write "
+    "TensorPipeRpcBackendOptions(rpc_timeout=..., init_method=..., num_worker_threads=...) and BackendType.TENSORPIPE, "
+    "or leave both out"
+)
+
+Device = Union[int, str, torch.device]  # noqa: UP007  an alias, which mypy wants so
+"""A device of a worker: a number means that CUDA device, also where this machine has none."""
 
 
 class RpcBackendOptions:
-    """Options of a worker.
+    """Options of a worker. All of them can be read and set as attributes.
 
     Arguments:
         rpc_timeout: seconds that a call gets which names no limit of its own; 0 for ever. Default 60.
@@ -23,9 +46,12 @@ class RpcBackendOptions:
         init_timeout: seconds that `init_rpc` waits for all workers. Default 300, or ACTORRPC_INIT_TIMEOUT.
         switch_interval: what `sys.setswitchinterval` is set to while the worker is up, in seconds, so that calls are
             answered while the main thread computes in Python; None leaves it alone. Default 0.0002.
+        security_token: a secret that all workers share, str or bytes. It is kept, and not used yet: nothing is
+            authenticated or encrypted so far, with it or without it, and `init_rpc` says so in the log. It is shown
+            nowhere.
 
     Raises:
-        ValueError: a number is out of range.
+        ValueError, TypeError: an option is out of range, or of the wrong kind.
     """
 
     def __init__(
@@ -36,21 +62,296 @@ class RpcBackendOptions:
         num_worker_threads: int = DEFAULT_NUM_WORKER_THREADS,
         init_timeout: float | None = None,
         switch_interval: float | None = DEFAULT_SWITCH_INTERVAL,
+        security_token: str | bytes | None = None,
     ) -> None:
-        if rpc_timeout < 0:
-            raise ValueError(f"rpc_timeout must be 0 (never) or seconds above it, not {rpc_timeout}")
-        if num_worker_threads < 1:
-            raise ValueError(f"num_worker_threads must be at least 1, not {num_worker_threads}")
-        if init_timeout is None:
-            init_timeout = float(os.environ.get("ACTORRPC_INIT_TIMEOUT", DEFAULT_INIT_TIMEOUT))
-        if init_timeout <= 0:
-            raise ValueError(f"init_timeout must be seconds above 0, not {init_timeout}")
-        self.rpc_timeout = float(rpc_timeout)
+        self.rpc_timeout = rpc_timeout
         self.init_method = init_method
         self.num_worker_threads = num_worker_threads
-        self.init_timeout = init_timeout
+        self.init_timeout = _init_timeout_of_environment() if init_timeout is None else init_timeout
         self.switch_interval = switch_interval
+        self.security_token = security_token
+
+    @property
+    def rpc_timeout(self) -> float:
+        """Seconds that a call gets which names no limit of its own; 0 for ever."""
+        return self._rpc_timeout
+
+    @rpc_timeout.setter
+    def rpc_timeout(self, seconds: float) -> None:
+        self._rpc_timeout = _seconds("rpc_timeout", seconds, "must be 0 (never) or seconds above it", lambda s: s >= 0)
+
+    @property
+    def init_method(self) -> str:
+        """Where the workers meet."""
+        return self._init_method
+
+    @init_method.setter
+    def init_method(self, method: str) -> None:
+        if not isinstance(method, str):
+            raise TypeError(f"init_method must be an address such as 'tcp://host:port', not {method!r}")
+        self._init_method = method
+
+    @property
+    def num_worker_threads(self) -> int:
+        """How many handlers may run at once."""
+        return self._num_worker_threads
+
+    @num_worker_threads.setter
+    def num_worker_threads(self, number: int) -> None:
+        try:
+            threads = operator.index(number)
+        except TypeError:
+            raise TypeError(f"num_worker_threads must be a whole number, not {number!r}") from None
+        if threads < 1:
+            raise ValueError(f"num_worker_threads must be at least 1, not {threads}")
+        self._num_worker_threads = threads
+
+    @property
+    def init_timeout(self) -> float:
+        """Seconds that `init_rpc` waits for all workers."""
+        return self._init_timeout
+
+    @init_timeout.setter
+    def init_timeout(self, seconds: float) -> None:
+        self._init_timeout = _seconds("init_timeout", seconds, "must be seconds above 0", lambda s: s > 0)
+
+    @property
+    def switch_interval(self) -> float | None:
+        """What `sys.setswitchinterval` is set to while the worker is up; None: nothing."""
+        return self._switch_interval
+
+    @switch_interval.setter
+    def switch_interval(self, seconds: float | None) -> None:
+        if seconds is not None:
+            seconds = _seconds("switch_interval", seconds, "must be None or seconds above 0", lambda s: s > 0)
+        self._switch_interval = seconds
+
+    @property
+    def security_token(self) -> str | bytes | None:
+        """The secret that all workers share. Not used yet."""
+        return self._security_token
+
+    @security_token.setter
+    def security_token(self, token: str | bytes | None) -> None:
+        if token is not None and not isinstance(token, (str, bytes)):  # neither here nor below is it to be seen
+            raise TypeError(f"security_token must be a str or bytes, not a {type(token).__name__}")
+        if token is not None and not token:
+            raise ValueError("security_token is empty; leave it out where there is none")
+        self._security_token = token
 
     def __repr__(self) -> str:
-        fields = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
-        return f"{type(self).__name__}({fields})"
+        fields = {name.removeprefix("_"): value for name, value in vars(self).items()}
+        shown = {**fields, "security_token": "(not shown)"} if fields.get("security_token") is not None else fields
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
+
+
+class TensorPipeRpcBackendOptions(RpcBackendOptions):
+    """Options under the name, and with the keywords, that programs for `torch.distributed.rpc` use.
+
+    There is no TensorPipe below. All that `RpcBackendOptions` takes is taken as well, by keyword.
+
+    Arguments:
+        device_maps: by the name of a callee, which device there each device of this worker becomes: numbers, names or
+            `torch.device`s, one to one. `init_rpc` checks them against the devices of all workers, on all of them.
+            Tensors are not moved by them yet.
+        devices: the CUDA devices that this worker may use for calls; by default those of its own maps and those that
+            others map to.
+        _transports, _channels: names that TensorPipe knows. They are checked, and change nothing.
+
+    Raises:
+        ValueError, TypeError: an option is out of range, or of the wrong kind; a device map is not one to one.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_worker_threads: int = DEFAULT_NUM_WORKER_THREADS,
+        rpc_timeout: float = DEFAULT_RPC_TIMEOUT,
+        init_method: str = DEFAULT_INIT_METHOD,
+        device_maps: Mapping[str, Mapping[Device, Device]] | None = None,
+        devices: Iterable[Device] | None = None,
+        _transports: Iterable[str] | None = None,
+        _channels: Iterable[str] | None = None,
+        init_timeout: float | None = None,
+        switch_interval: float | None = DEFAULT_SWITCH_INTERVAL,
+        security_token: str | bytes | None = None,
+    ) -> None:
+        super().__init__(
+            rpc_timeout,
+            init_method,
+            num_worker_threads=num_worker_threads,
+            init_timeout=init_timeout,
+            switch_interval=switch_interval,
+            security_token=security_token,
+        )
+        self.device_maps = {} if device_maps is None else device_maps
+        self.devices = () if devices is None else devices
+        self._transports = _known_names("_transports", _transports, TRANSPORTS)
+        self._channels = _known_names("_channels", _channels, CHANNELS)
+
+    @property
+    def device_maps(self) -> dict[str, dict[torch.device, torch.device]]:
+        """By callee, which device there each of this worker's becomes. A copy: `set_device_map` adds to it."""
+        return {to: dict(device_map) for to, device_map in self._device_maps.items()}
+
+    @device_maps.setter
+    def device_maps(self, maps: Mapping[str, Mapping[Device, Device]]) -> None:
+        if not isinstance(maps, Mapping):
+            raise TypeError(f"device_maps must be a dict, by the name of the callee, of dicts of devices, not {maps!r}")
+        self._device_maps = {_callee(to): _device_map(to, device_map, {}) for to, device_map in maps.items()}
+
+    @property
+    def devices(self) -> list[torch.device]:
+        """The CUDA devices that this worker may use for calls; none: those of the maps. A copy."""
+        return list(self._devices)
+
+    @devices.setter
+    def devices(self, devices: Iterable[Device]) -> None:
+        if isinstance(devices, (str, bytes)) or not isinstance(devices, Iterable):
+            raise TypeError(f"devices must be a list of devices, not {devices!r}")
+        self._devices = [_device(device) for device in devices]
+        for device in self._devices:
+            if device.type != "cuda":
+                raise ValueError(f"devices must be CUDA devices, not {device.type}")
+
+    def set_device_map(self, to: str, device_map: Mapping[Device, Device]) -> None:
+        """Adds to the device map for a callee.
+
+        Arguments:
+            to: the callee's name.
+            device_map: which device there each device of this worker becomes.
+
+        Raises:
+            ValueError: the whole would not be one to one; nothing is added then.
+            TypeError: it is no map of devices.
+        """
+        whole = _device_map(_callee(to), device_map, self._device_maps.get(to, {}))
+        self._device_maps = {**self._device_maps, to: whole}  # not in place: a copy of these options may share it
+
+    def set_devices(self, devices: Iterable[Device]) -> None:
+        """Sets the CUDA devices that this worker may use for calls. Raises as the constructor does."""
+        self.devices = devices
+
+
+class ProcessGroupRpcBackendOptions(RpcBackendOptions):
+    """Stands for what PyTorch gave up long ago, to say what to write instead. It cannot be made."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        raise RuntimeError(PROCESS_GROUP_IS_GONE)
+
+
+def is_of_torch(kind: type) -> bool:
+    """Returns whether a class is one of the options of `torch.distributed.rpc`, or derived from one."""
+    theirs = sys.modules.get("torch.distributed.rpc")  # absent: nobody can have made any; and not all platforms have it
+    return theirs is not None and issubclass(kind, getattr(theirs, "RpcBackendOptions", ()))
+
+
+def own_options(options: object) -> RpcBackendOptions:
+    """Returns options for this library's own backend; those of `torch.distributed.rpc` are taken over, value by value.
+
+    Raises:
+        TypeError: they are none, or those of another backend.
+        ValueError: a value that is taken over is out of range.
+    """
+    if isinstance(options, TensorPipeRpcBackendOptions) or type(options) is RpcBackendOptions:
+        return options
+    kind = type(options)
+    if is_of_torch(kind):
+        names = ("rpc_timeout", "init_method", "num_worker_threads", "device_maps", "devices")
+        return TensorPipeRpcBackendOptions(**{name: getattr(options, name) for name in names if hasattr(options, name)})
+    raise TypeError(
+        f"options of type {kind.__module__}.{kind.__qualname__} do not fit BackendType.TENSORPIPE, which takes "
+        f"RpcBackendOptions or TensorPipeRpcBackendOptions and what is derived from the latter"
+    )
+
+
+def devices_of(options: RpcBackendOptions) -> Devices:
+    """Returns what a worker with these options says of its devices when it joins."""
+    count = torch.cuda.device_count()
+    if not isinstance(options, TensorPipeRpcBackendOptions):
+        return Devices(count)
+    maps = {to: {str(a): str(b) for a, b in m.items()} for to, m in options.device_maps.items()}
+    return Devices(count, maps, tuple(map(str, options.devices)))
+
+
+def _init_timeout_of_environment() -> float:
+    text = os.environ.get(_INIT_TIMEOUT_VARIABLE)
+    try:
+        return DEFAULT_INIT_TIMEOUT if text is None else float(text)
+    except ValueError:
+        raise ValueError(f"{_INIT_TIMEOUT_VARIABLE}={text!r} in the environment is not a number of seconds") from None
+
+
+def _seconds(name: str, value: object, rule: str, holds: Callable[[float], bool]) -> float:
+    try:
+        if isinstance(value, (str, bytes)):
+            raise TypeError
+        seconds = float(value)  # type: ignore[arg-type]  # whatever can be a float: numpy's numbers, too
+    except TypeError:
+        raise TypeError(f"{name} must be a number of seconds, not {value!r} of type {type(value).__name__}") from None
+    if not math.isfinite(seconds) or not holds(seconds):
+        raise ValueError(f"{name} {rule}, not {value}")
+    return seconds
+
+
+def _known_names(name: str, given: Iterable[str] | None, known: tuple[str, ...]) -> tuple[str, ...] | None:
+    if given is None:
+        return None
+    if isinstance(given, (str, bytes)) or not isinstance(given, Iterable):
+        raise TypeError(f"{name} must be a list of names, not {given!r}; known are: {', '.join(known)}")
+    names = tuple(given)
+    for one in names:
+        if one not in known:
+            raise ValueError(f"unknown name {one!r} in {name}; known are: {', '.join(known)}")
+    return names
+
+
+def _callee(to: object) -> str:
+    if not isinstance(to, str):
+        raise TypeError(f"a device map is for a worker, given by its name, not by {to!r} of type {type(to).__name__}")
+    return to
+
+
+def _device_map(
+    to: str, given: Mapping[Device, Device], present: Mapping[torch.device, torch.device]
+) -> dict[torch.device, torch.device]:
+    """Returns a device map with what is added to it.
+
+    Raises:
+        ValueError, TypeError: it is none, or the whole would not be one to one.
+    """
+    if not isinstance(given, Mapping):
+        raise TypeError(f'the device map for "{to}" must be a dict of devices, not {given!r}')
+    whole = dict(present)
+    for here, there in ((_device(a), _device(b)) for a, b in given.items()):
+        if whole.get(here, there) != there:
+            raise ValueError(
+                f'the device map for "{to}" must be one to one, but {here} would become both {whole[here]} and {there}'
+            )
+        whole[here] = there
+    origins: dict[torch.device, torch.device] = {}
+    for here, there in whole.items():
+        if there in origins:
+            raise ValueError(
+                f'the device map for "{to}" must be one to one, but both {origins[there]} and {here} would become '
+                f"{there}"
+            )
+        origins[there] = here
+    return whole
+
+
+def _device(given: Device) -> torch.device:
+    if isinstance(given, bool) or not isinstance(given, (int, str, torch.device)):
+        raise TypeError(f"a device is a number, a name or a torch.device, not {given!r} of type {type(given).__name__}")
+    try:
+        # Not torch.device(number): that asks for an accelerator to be here.
+        device = torch.device("cuda", given) if isinstance(given, int) else torch.device(given)
+    except RuntimeError as e:
+        raise ValueError(f"{given!r} is no device: {str(e).splitlines()[0]}") from None
+    if device.type == "cpu":
+        return torch.device("cpu")
+    if device.type != "cuda":
+        raise ValueError(f"a device is the CPU or a CUDA device, not {str(device)!r}")
+    if device.index is None:
+        raise ValueError(f"{given!r} does not say which CUDA device; write 'cuda:0'")
+    return device

@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import TYPE_CHECKING, Any
 
 from actorrpc import actor, rref
-from actorrpc.options import UNSET_RPC_TIMEOUT, RpcBackendOptions
+from actorrpc.backends import BackendType, choose, end, register_backend, start
+from actorrpc.options import (
+    DEFAULT_INIT_METHOD,
+    UNSET_RPC_TIMEOUT,
+    RpcBackendOptions,
+    TensorPipeRpcBackendOptions,
+    own_options,
+)
 from actorrpc.runtime.futures import Future
 from actorrpc.runtime.handling import here
 from actorrpc.services.ids import EXECUTOR
-from actorrpc.session import Session, current, is_available, open_session, set_default
+from actorrpc.session import (
+    Session,
+    check_name,
+    current,
+    foreign,
+    is_available,
+    open_session,
+    set_default,
+    set_foreign,
+    withdraw,
+)
 from actorrpc.workers import WorkerInfo, info_of, resolve
 
 if TYPE_CHECKING:
@@ -25,46 +43,90 @@ def init_rpc(
     backend: Any = None,
     rank: int = -1,
     world_size: int | None = None,
-    rpc_backend_options: RpcBackendOptions | None = None,
+    rpc_backend_options: Any = None,
 ) -> None:
     """Makes this process a worker, and waits until all workers of the world have joined.
 
     Arguments:
         name: the worker's name, unique in the world: letters, digits, `_`, `:`, `-`; fewer than 128.
-        backend: accepted for the sake of programs written for torch; there is one.
+        backend: a member of BackendType; by default the one that the options are for, and BackendType.TENSORPIPE (the
+            library's own) where none are given. Torch's BackendType.TENSORPIPE will do as well.
         rank: this worker's number, from 0; default: RANK of the environment.
         world_size: how many workers there will be; default: WORLD_SIZE of the environment.
-        rpc_backend_options: see RpcBackendOptions.
+        rpc_backend_options: RpcBackendOptions or TensorPipeRpcBackendOptions, torch's too; or what the backend takes.
+
+    What one worker finds wrong is told to the others, where they can be reached, so that all raise at once.
 
     Raises:
-        ValueError: the name, rank or world size is not valid.
+        ValueError: the name, rank, world size or an option is not valid.
+        TypeError: backend or options are something else, or do not fit together.
         RendezvousError: the workers did not come together in time (it says who is missing), or do not fit together.
+        DeviceMapError: a device map of one of them does not fit.
         RuntimeError: this process is a worker already.
     """
-    del backend
-    options: object = rpc_backend_options
-    if options is not None and not isinstance(options, RpcBackendOptions):
-        kind = type(options)
-        raise TypeError(
-            f"rpc_backend_options must be actorrpc.RpcBackendOptions, not {kind.__module__}.{kind.__qualname__}"
-        )
-    join(name, rank, world_size, rpc_backend_options or RpcBackendOptions())
+    _check_fresh()
+    try:
+        chosen, options = choose(backend, rpc_backend_options)
+        if chosen is BackendType.TENSORPIPE:
+            check_name(name)
+    except (TypeError, ValueError) as fault:
+        _tell_the_others(name, rank, world_size, rpc_backend_options, fault)
+        raise
+    if chosen is BackendType.TENSORPIPE:
+        join(name, rank, world_size, options)
+        return
+    rank, world_size = _numbers(rank, world_size)
+    try:
+        started = start(chosen, name, rank, world_size, options)
+    except BaseException:
+        shutdown(graceful=False)  # what its handler may have begun
+        raise
+    if not isinstance(started.agent, Session):
+        set_foreign(started)
 
 
 def join(
     name: str, rank: int, world_size: int | None, options: RpcBackendOptions, role: str = "", index: int = 0
 ) -> Session:
-    """`init_rpc`, with a role."""
-    if is_available():
-        raise RuntimeError(f"RPC is already initialized in this process, as {current().worker}; call shutdown first")
-    rank = rank if rank >= 0 else _environment("RANK", "rank")
-    world_size = world_size if world_size is not None else _environment("WORLD_SIZE", "world_size")
-    if not 0 <= rank < world_size:
-        raise ValueError(f"rank {rank} is outside of a world of {world_size}: ranks are 0 to world_size - 1")
+    """`init_rpc` for the library's own backend, with a role."""
+    _check_fresh()
+    rank, world_size = _numbers(rank, world_size)
     session = open_session(name, rank, world_size, options, role, index)
     install(session)
     set_default(session)
     return session
+
+
+def _check_fresh() -> None:
+    there = current().worker if is_available() else foreign()
+    if there is not None:
+        raise RuntimeError(f"RPC is already initialized in this process, as {there}; call shutdown first")
+
+
+def _numbers(rank: int, world_size: int | None) -> tuple[int, int]:
+    rank = rank if rank >= 0 else _environment("RANK", "rank")
+    world_size = world_size if world_size is not None else _environment("WORLD_SIZE", "world_size")
+    if not 0 <= rank < world_size:
+        raise ValueError(f"rank {rank} is outside of a world of {world_size}: ranks are 0 to world_size - 1")
+    return rank, world_size
+
+
+def _tell_the_others(name: object, rank: int, world_size: int | None, options: object, fault: Exception) -> None:
+    method = DEFAULT_INIT_METHOD if options is None else getattr(options, "init_method", None)
+    with contextlib.suppress(ValueError):
+        if isinstance(method, str):
+            withdraw(name, *_numbers(rank, world_size), method, fault)
+
+
+def _construct_own(rpc_timeout: float, init_method: str, **kwargs: Any) -> TensorPipeRpcBackendOptions:
+    return TensorPipeRpcBackendOptions(rpc_timeout=rpc_timeout, init_method=init_method, **kwargs)
+
+
+def _init_own(store: object, name: str, rank: int, world_size: int | None, rpc_backend_options: object) -> Session:
+    return join(name, rank, world_size, own_options(rpc_backend_options))
+
+
+register_backend("TENSORPIPE", _construct_own, _init_own)
 
 
 def install(session: Session) -> None:
@@ -96,6 +158,14 @@ def shutdown(graceful: bool = True, timeout: float = 0) -> None:
         RendezvousError: time ran out; the worker is closed all the same.
         WorkerLostError: rank 0 was lost, so that nobody can say when all is done; the worker is closed all the same.
     """
+    other = foreign()
+    if other is not None:
+        set_foreign(None)
+        try:
+            shutdown(graceful, timeout)  # what its handler may have begun with the own backend
+        finally:
+            end(other, graceful, timeout)
+        return
     if not is_available():
         return
     session = current()

@@ -12,10 +12,12 @@ import sys
 import time
 import weakref
 from contextvars import ContextVar
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from actorrpc.errors import NotAMemberError, RendezvousError, WorkerLostError
+from actorrpc.options import RpcBackendOptions, devices_of
 from actorrpc.runtime.clock import SystemClock
 from actorrpc.runtime.handling import here
 from actorrpc.runtime.interrupts import InterruptShield
@@ -25,24 +27,43 @@ from actorrpc.services import executor, rendezvous
 from actorrpc.services.autograd import Autograd
 from actorrpc.services.directory import Member
 from actorrpc.services.objects import Objects
+from actorrpc.services.roster import Hello, versions_here
 from actorrpc.services.store import HintStore
+from actorrpc.version import VERSION
+from actorrpc.wire import envelope
 from actorrpc.wire.zeromq import ZmqTransport
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from actorrpc.options import RpcBackendOptions
-
 log = logging.getLogger("actorrpc")
 _NAME = re.compile(r"[A-Za-z0-9_:-]+")
 _NAME_LIMIT = 128
 _THEIR_END_SECONDS = 3.0
+_WITHDRAWAL_SECONDS = 2.0
+"""What a worker that cannot join waits at most to tell the others so."""
 
 _default: Session | None = None
+_foreign: Foreign | None = None
 _chosen: ContextVar[Session | None] = ContextVar("actorrpc_session", default=None)
 _forked = False
 _all: weakref.WeakSet[Session] = weakref.WeakSet()
 """For a forked child, in which none of them works."""
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """What stands in a session's place where `init_rpc` was told to use a backend of the program's own.
+
+    Attributes:
+        backend: which, in words.
+        agent: what its handler returned.
+        kept: what must live as long.
+    """
+
+    backend: str
+    agent: Any
+    kept: Any
 
 
 class Session:
@@ -66,7 +87,7 @@ class Session:
         worker.services[Session] = self
         _all.add(self)
 
-    def enter(self, world_size: int, timeout: float, switch_interval: float | None) -> None:
+    def enter(self, hello: Hello, timeout: float, switch_interval: float | None) -> None:
         """Joins the world. Raises as `rendezvous.found` does; leaves nothing behind then."""
         assert self._store is not None
         self._shield.install()
@@ -74,7 +95,7 @@ class Session:
             self.worker.start()
             deadline = self.worker.clock.now() + timeout
             come = rendezvous.found if self.worker.id == 0 else rendezvous.join
-            come(self.worker, self._store, world_size, deadline)
+            come(self.worker, self._store, hello, deadline)
         except BaseException:
             self.close(1.0 if self.worker.id == 0 else 0.2)
             raise
@@ -159,6 +180,11 @@ def current() -> Session:
                 "this process was forked from a worker and is not one itself: ZeroMQ does not survive a fork; "
                 "start processes with the 'spawn' method and call init_rpc in each"
             )
+        if _foreign is not None:
+            raise NotAMemberError(
+                f"this process is initialized with {_foreign.backend}, whose agent {_foreign.agent!r} sees to its "
+                f"calls; this library's own need BackendType.TENSORPIPE"
+            )
         raise NotAMemberError("RPC has not been initialized in this process; call init_rpc first (or it has shut down)")
     return session
 
@@ -174,6 +200,17 @@ def set_default(session: Session | None) -> None:
     _default = session
 
 
+def foreign() -> Foreign | None:
+    """Returns what a backend of the program's own has put in the place of a session, if one has."""
+    return _foreign
+
+
+def set_foreign(what: Foreign | None) -> None:
+    """Keeps what a backend of the program's own has started, or forgets it."""
+    global _foreign
+    _foreign = what
+
+
 @contextlib.contextmanager
 def chosen(session: Session) -> Iterator[None]:
     """Makes a session the current one for the block, in this thread; for worlds within one process."""
@@ -187,6 +224,35 @@ def chosen(session: Session) -> Iterator[None]:
 def open_session(name: str, rank: int, world_size: int, options: RpcBackendOptions, role: str, index: int) -> Session:
     """Makes a worker over ZeroMQ and joins its world. Raises as `init_rpc` does."""
     check_name(name)
+    devices, versions = devices_of(options), versions_here(VERSION)
+    session = _prepare(name, rank, options, role, index)
+    if options.security_token is not None:
+        log.warning(
+            "%s: security_token is not used yet: calls are NOT authenticated or encrypted, and whoever reaches this "
+            "worker's port can run code in it",
+            session.worker,
+        )
+    hello = Hello(session.worker.record, world_size, envelope.PROTOCOL, versions, devices)
+    session.enter(hello, options.init_timeout, options.switch_interval)
+    return session
+
+
+def withdraw(name: object, rank: int, world_size: int, init_method: str, fault: BaseException) -> None:
+    """Tells the others of a world, where they can be reached soon, why this worker cannot join it."""
+    if not 0 <= rank < world_size or world_size == 1:
+        return
+    shown = name if isinstance(name, str) else repr(name)
+    options = RpcBackendOptions(init_method=init_method, num_worker_threads=1, init_timeout=_WITHDRAWAL_SECONDS)
+    try:
+        session = _prepare(shown[:_NAME_LIMIT], rank, options, "", 0)
+        reason = f"{type(fault).__name__}: {fault}"
+        hello = Hello(session.worker.record, world_size, envelope.PROTOCOL, versions_here(VERSION), withdrawn=reason)
+        session.enter(hello, options.init_timeout, None)
+    except Exception as e:  # it comes to this in any case
+        log.debug("rank %d withdrew: %s", rank, e)
+
+
+def _prepare(name: str, rank: int, options: RpcBackendOptions, role: str, index: int) -> Session:
     store = HintStore(options.init_method, rank)
     try:
         transport = ZmqTransport(_local_address(store.master_host))
@@ -200,9 +266,7 @@ def open_session(name: str, rank: int, world_size: int, options: RpcBackendOptio
     except BaseException:
         store.close()
         raise
-    session = Session(worker, store)
-    session.enter(world_size, options.init_timeout, options.switch_interval)
-    return session
+    return Session(worker, store)
 
 
 def is_alive(pid: int) -> bool:

@@ -97,9 +97,8 @@ def main(arguments: list[str] | None = None) -> int:
     a, b = medians(theirs), medians(ours)
     print(f"{'median of the rounds':36}{'unit':>9}{'torch.distributed.rpc':>24}{'actorrpc':>24}{'times ahead':>13}")
     for row in ROWS:
-        print(
-            f"{row.title:36}{row.unit:>9}{a[row.key]:24,.0f}{b[row.key]:24,.0f}{row.ahead(a[row.key], b[row.key]):13.2f}"
-        )
+        x, y = a[row.key], b[row.key]
+        print(f"{row.title:36}{row.unit:>9}{x:24,.0f}{y:24,.0f}{row.ahead(x, y):13.2f}")
     if options.json:
         record = {"median": {"theirs": a, "ours": b}, "rounds": {"theirs": theirs, "ours": ours}}
         options.json.write_text(json.dumps(record, indent=2) + "\n")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from actorrpc.launch import processes
 from actorrpc.launch.member import take_part
-from actorrpc.options import RpcBackendOptions
+from actorrpc.options import RpcBackendOptions, own_options
 from actorrpc.roles import Role, parts_of
 from actorrpc.wire.folders import HeldFolder
 
@@ -32,7 +32,7 @@ def launch(*, options: RpcBackendOptions | None = None, **roles: Role | Callable
     other than 0.
 
     Arguments:
-        options: for all workers; the rendezvous is chosen here.
+        options: for all workers; the rendezvous is chosen here. Torch's will do as well.
         roles: the roles, in order.
 
     Returns what the driver's `main` returned.
@@ -42,7 +42,7 @@ def launch(*, options: RpcBackendOptions | None = None, **roles: Role | Callable
         ValueError, TypeError: the roles make no world.
     """
     parts = parts_of(roles)
-    options = copy.copy(options) if options is not None else RpcBackendOptions()
+    options = copy.copy(own_options(options)) if options is not None else RpcBackendOptions()
     if "TORCHELASTIC_RUN_ID" in os.environ:
         return _take_own_part(parts, options)
     folder = HeldFolder()

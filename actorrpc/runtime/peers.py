@@ -44,8 +44,22 @@ class Record:
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> Record:
-        """Reads what `to_json` wrote."""
-        return Record(**{**data, "endpoints": tuple(data["endpoints"])})
+        """Reads what `to_json` wrote; that of another version may have more, or less after the first four.
+
+        Raises:
+            TypeError, ValueError, KeyError: it is something else.
+        """
+        return Record(
+            int(data["id"]),
+            str(data["name"]),
+            int(data["incarnation"]),
+            tuple(map(str, data["endpoints"])),
+            str(data.get("host", "unknown")),
+            str(data.get("boot", "")),
+            int(data.get("pid", 0)),
+            str(data.get("role", "")),
+            int(data.get("index", 0)),
+        )
 
     def __str__(self) -> str:
         return f'worker "{self.name}" (rank {self.id}, host {self.host}, pid {self.pid})'

@@ -29,7 +29,7 @@ from actorrpc.runtime.message import Message, Outgoing, Parcel
 from actorrpc.runtime.peers import Standing
 from actorrpc.wire import envelope
 from actorrpc.wire.codec import Codec, mentions_main
-from actorrpc.wire.envelope import HEADER_SIZE, MARK, STRANGER, Flag, Kind, context_of, pack_fields
+from actorrpc.wire.envelope import HEADER_SIZE, MARK, Flag, Kind, context_of, pack_fields
 from actorrpc.wire.failures import read_failure, write_failure
 from actorrpc.wire.salvage import salvage
 
@@ -200,10 +200,7 @@ class Worker:
 
     def greet(self, way: int, data: bytes) -> None:
         """Sends a greeting along a way that was dialled by hand."""
-        head = pack_fields(
-            MARK, Kind.GREETING, 0, STRANGER, self.record.incarnation, 0, 0, 0, 0, 0, -1, _NEVER
-        )  # fmt: skip
-        self.transport.send(way, [head + data])
+        self.transport.send(way, envelope.greeting(data))
 
     def emit(self, to: int, out: Outgoing, frames: Sequence[Frame], hold: bool = False) -> None:
         """Sends a message whose payload is written. `hold`: whether it may wait for more (TR6).
@@ -274,12 +271,16 @@ class Worker:
             if mark != MARK:
                 raise ProtocolError("not a message of this protocol")
         except Exception:
+            data = envelope.read_greeting(frames)
+            if data is not None:
+                return Job(Lane.CONTROL, self._greeting, data)
             log.debug("%s: dropped %d bytes that are no message", self.record.name, envelope.size_of(frames))
             return None
         if caller != self.id or incarnation != self.record.incarnation:
             peer = self.peers.get(caller)
             if peer is None or peer.record.incarnation != incarnation or peer.standing is not Standing.MEMBER:
-                return self._stranger(frames, kind)
+                self.members.keep_early(frames)
+                return None
             peer.seen += 1
             if peer.seen != sequence:
                 self.members.lose(caller, f"messages {peer.seen} to {sequence - 1} from it did not arrive")
@@ -299,13 +300,6 @@ class Worker:
             return cell.accept(message)
         if kind == Kind.REPLY or kind == Kind.ERROR:
             return self.calls.answered(call_id, caller, kind == Kind.ERROR, flags, frames, number)
-        return None
-
-    def _stranger(self, frames: Sequence[Frame], kind: int) -> Job | None:
-        if kind == Kind.GREETING and self.greeted is not None:
-            return Job(Lane.CONTROL, self._greeting, bytes(memoryview(frames[0])[HEADER_SIZE:]))
-        if kind != Kind.GREETING:
-            self.members.keep_early(frames)
         return None
 
     def _greeting(self, data: bytes) -> None:

@@ -11,9 +11,10 @@ from actorrpc.errors import ActorRPCError
 from actorrpc.runtime.cells import ServiceCell
 from actorrpc.runtime.completion import Completion
 from actorrpc.runtime.lanes import Lane
-from actorrpc.runtime.peers import Record, Standing
+from actorrpc.runtime.peers import Standing
+from actorrpc.services.devices import Placement, placement
 from actorrpc.services.ids import DIRECTORY, MEMBER
-from actorrpc.wire.envelope import PROTOCOL
+from actorrpc.services.roster import Hello, Roster
 
 if TYPE_CHECKING:
     from actorrpc.runtime.message import Message
@@ -23,72 +24,17 @@ if TYPE_CHECKING:
 log = logging.getLogger("actorrpc")
 
 
-class Roster:
-    """Who has joined a world of fixed size. Plain logic: takes hellos, returns answers.
-
-    Arguments:
-        world_size: how many workers it waits for.
-    """
-
-    def __init__(self, world_size: int) -> None:
-        self.world_size = world_size
-        self.records: dict[int, Record] = {}
-        self.refusal: str | None = None
-        """Why the world cannot come about; final."""
-
-    @property
-    def complete(self) -> bool:
-        """Whether all have joined."""
-        return len(self.records) == self.world_size
-
-    @property
-    def missing(self) -> list[int]:
-        """The ranks that have not joined."""
-        return [rank for rank in range(self.world_size) if rank not in self.records]
-
-    def status(self) -> str:
-        """Says in words who is missing and who is there."""
-        there = ", ".join(str(self.records[rank]) for rank in sorted(self.records))
-        missing = self.missing
-        return (
-            f"missing rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}; joined: {there or 'nobody'}"
-        )
-
-    def hello(self, record: Record, world_size: int, protocol: int) -> None:
-        """Takes a worker in, or sets `refusal`. The same worker may come again."""
-        known = self.records.get(record.id)
-        if self.refusal is not None or (known is not None and known.incarnation == record.incarnation):
-            return
-        if protocol != PROTOCOL:
-            self.refusal = f"{record} speaks version {protocol} of the protocol, rank 0 version {PROTOCOL}"
-        elif world_size != self.world_size:
-            self.refusal = f"{record} was given world_size={world_size}, rank 0 world_size={self.world_size}"
-        elif not 0 <= record.id < self.world_size:
-            self.refusal = f"{record} has a rank outside of 0 to {self.world_size - 1}"
-        elif known is not None:
-            self.refusal = f"two workers have rank {record.id}: {known} and {record}"
-        else:
-            for other in self.records.values():
-                if other.name == record.name:
-                    low, high = sorted((other.id, record.id))
-                    self.refusal = (
-                        f'RPC worker name "{record.name}" is not unique. Workers {low} and {high} share the same name'
-                    )
-                    return
-            self.records[record.id] = record
-
-
 class Directory:
     """The directory's actor.
 
     Arguments:
         worker: rank 0.
-        world_size: how many workers the world has.
+        hello: its own, with the world's size.
         session: drawn anew for every world; hellos of others are not for this one.
     """
 
-    def __init__(self, worker: Worker, world_size: int, session: str) -> None:
-        self.roster = Roster(world_size)
+    def __init__(self, worker: Worker, hello: Hello, session: str) -> None:
+        self.roster = Roster(hello.world_size)
         self.joined = Completion()
         """Done when all have joined, or never can."""
         self.all_told = Completion()
@@ -103,7 +49,7 @@ class Directory:
         worker.greeted = self._greeted
         worker.cells[DIRECTORY] = ServiceCell(worker, Lane.CONTROL, self._handle)
         worker.members.watchers.append(self._gone)
-        self._take(worker.record, world_size, PROTOCOL)
+        self._take(hello)
 
     def expire(self) -> None:
         """Gives up: tells all who have joined who is missing."""
@@ -115,36 +61,46 @@ class Directory:
 
     def _greeted(self, data: bytes) -> None:
         try:
-            hello = json.loads(data)
-            if hello.get("session") != self._session:
+            told = json.loads(data)
+            if told.get("session") != self._session:
                 return
-            record = Record.from_json(hello["record"])
-            world_size, protocol = int(hello["world_size"]), int(hello["protocol"])
+            hello = Hello.from_json(told)
         except (ValueError, KeyError, TypeError, AttributeError):
             log.warning("%s: dropped a greeting that makes no sense", self._worker.record.name)
             return
+        record = hello.record
         way = -2 - record.incarnation
         if way not in self._ways:
             self._worker.transport.dial(way, record.endpoints)
             self._ways[way] = record.id
-        self._take(record, world_size, protocol)
-        if self.roster.refusal is None and not self.roster.complete:
+        reason = self._take(hello)
+        if reason is None and not self.roster.complete:
             self._answer(way, {"status": self.roster.status()})
-        elif self.joined.done:
-            self._answer(way, self._verdict())  # it asks again, so the first answer was lost; or it came too late
+        elif self.joined.done:  # it asks again, so the first answer was lost; or it came too late
+            self._answer(way, self._verdict() if reason == self.roster.refusal else {"refused": reason})
         self._see_who_was_told()
 
-    def _take(self, record: Record, world_size: int, protocol: int) -> None:
-        self.roster.hello(record, world_size, protocol)
+    def _take(self, hello: Hello) -> str | None:
+        reason = self.roster.hello(hello)
         if not self.joined.done and (self.roster.complete or self.roster.refusal is not None):
             self._announce()
+        return reason
 
     def _announce(self) -> None:
         verdict = self._verdict()
         for way in list(self._ways):
             self._answer(way, verdict)
         if self.roster.refusal is None:
-            self._worker.members.admit(list(self.roster.records.values()))
+            self._worker.services[Placement] = placement(self._worker.record.name, self.roster.devices())
+            self._worker.members.admit(self.roster.records)
+            differences = self.roster.differences()
+            if differences is not None:
+                log.warning(
+                    "%s: the workers run different versions, and may not be able to read each other's pickles and "
+                    "functions sent by value: %s",
+                    self._worker.record.name,
+                    differences,
+                )
         self._worker.complete(self.joined)
 
     def _see_who_was_told(self) -> None:
@@ -153,8 +109,9 @@ class Directory:
 
     def _verdict(self) -> dict[str, Any]:
         if self.roster.refusal is not None:
-            return {"refused": self.roster.refusal}
-        return {"members": [record.to_json() for record in self.roster.records.values()]}
+            return {"refused": self.roster.refusal, "about_devices": self.roster.about_devices}
+        devices = {name: d.to_json() for name, d in self.roster.devices().items() if d.maps or d.listed}
+        return {"members": [record.to_json() for record in self.roster.records], "devices": devices}
 
     def _answer(self, way: int, answer: dict[str, Any]) -> None:
         with contextlib.suppress(KeyError):  # hung up meanwhile: it has had its answer

@@ -10,14 +10,15 @@ import json
 import uuid
 from typing import TYPE_CHECKING, Any
 
-from actorrpc.errors import RendezvousError
+from actorrpc.errors import DeviceMapError, RendezvousError
 from actorrpc.runtime.completion import Completion
 from actorrpc.runtime.peers import Record
+from actorrpc.services.devices import Devices, Placement, placement
 from actorrpc.services.directory import Directory
-from actorrpc.wire.envelope import PROTOCOL
 
 if TYPE_CHECKING:
     from actorrpc.runtime.worker import Worker
+    from actorrpc.services.roster import Hello
     from actorrpc.services.store import HintStore
 
 _WAY = -1
@@ -27,43 +28,47 @@ _LAST_WORD_SECONDS = 2.0
 """What a joining worker waits beyond its own limit for rank 0 to say who is missing."""
 
 
-def found(worker: Worker, store: HintStore, world_size: int, deadline: float) -> None:
+def found(worker: Worker, store: HintStore, hello: Hello, deadline: float) -> None:
     """Opens a world, on rank 0, and waits until all have joined.
 
     Arguments:
         worker: rank 0, started.
         store: where to publish the hint.
-        world_size: how many workers the world has.
+        hello: what this worker says of itself, with the size of the world. One that is withdrawn opens none, and only
+            tells those who come why.
         deadline: when to give up, on the worker's clock.
 
     Raises:
         RendezvousError: time ran out (it says who is missing), or the workers do not fit together.
+        DeviceMapError: a device map does not fit.
     """
     session = uuid.uuid4().hex
-    directory = Directory(worker, world_size, session)
+    directory = Directory(worker, hello, session)
+    roster = directory.roster
     store.publish(json.dumps({"session": session, "endpoints": worker.transport.endpoints}).encode(), deadline)
     if not worker.wait(directory.joined, deadline, lead=False):
         directory.expire()
-    elif directory.roster.refusal is not None:  # those who come a little later shall hear why, too
+    elif roster.refusal is not None:  # those who come a little later shall hear why, too
         worker.wait(directory.all_told, min(deadline, worker.clock.now() + _REFUSAL_SECONDS), lead=False)
     directory.close_ways()
-    if directory.roster.refusal is not None:
-        raise RendezvousError(f"{worker} could not start a world of {world_size}: {directory.roster.refusal}")
+    if roster.refusal is not None:
+        kind = DeviceMapError if roster.about_devices else RendezvousError
+        raise kind(f"{worker} could not start a world of {hello.world_size}: {roster.refusal}")
 
 
-def join(worker: Worker, store: HintStore, world_size: int, deadline: float) -> None:
+def join(worker: Worker, store: HintStore, hello: Hello, deadline: float) -> None:
     """Joins a world, on any rank but 0, and waits until all have joined. Arguments and errors: see `found`."""
-    _Joining(worker, store, world_size).run(deadline)
+    _Joining(worker, store, hello).run(deadline)
 
 
 class _Joining:
-    def __init__(self, worker: Worker, store: HintStore, world_size: int) -> None:
+    def __init__(self, worker: Worker, store: HintStore, hello: Hello) -> None:
         self._worker, self._store = worker, store
         self._verdict = Completion()
         self._answer: dict[str, Any] = {}
         self._status = ""
         self._session = ""
-        self._hello = {"record": worker.record.to_json(), "world_size": world_size, "protocol": PROTOCOL}
+        self._hello = hello.to_json()
         worker.greeted = self._greeted
 
     def run(self, deadline: float) -> None:
@@ -85,7 +90,10 @@ class _Joining:
             where = "rank 0 has published no address" if hint is None else "rank 0 does not answer at its address"
             raise RendezvousError(f"{worker} could not join its world: time ran out; {self._status or where}")
         if "refused" in self._answer:
-            raise RendezvousError(f"{worker} could not join its world: {self._answer['refused']}")
+            kind = DeviceMapError if self._answer.get("about_devices") else RendezvousError
+            raise kind(f"{worker} could not join its world: {self._answer['refused']}")
+        devices = {name: Devices.from_json(data) for name, data in self._answer["devices"].items()}
+        worker.services[Placement] = placement(worker.record.name, devices)
         worker.members.admit([Record.from_json(data) for data in self._answer["members"]])
 
     def _dial(self, hint: bytes) -> None:

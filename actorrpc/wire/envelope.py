@@ -2,6 +2,10 @@
 
 A message is `[header + pickle][buffer]...`: the header and the pickle share the first frame, since one small frame
 costs a third of what two cost. Nothing behind the header is read before the header is known to come from a peer.
+
+GR1, for all versions to come: the first three bytes of every message are "a", the version of the protocol and the
+kind; a greeting is these three bytes in a frame, and JSON in a second one. So workers of two versions can tell each
+other that they do not fit. What the JSON of every version has is told at `services.roster.Hello`.
 """
 
 from __future__ import annotations
@@ -19,8 +23,6 @@ Frame = Union[bytes, bytearray, memoryview]  # noqa: UP007  an alias, which mypy
 """One part of a message."""
 
 PROTOCOL = 1
-STRANGER = 0xFFFFFFFF
-"""Worker id of a sender that has none yet: it may only greet the directory."""
 
 
 class Kind(IntEnum):
@@ -31,7 +33,7 @@ class Kind(IntEnum):
     REPLY = 3
     ERROR = 4
     GREETING = 5
-    """JSON, never a pickle: between a worker and a directory that need not know each other yet."""
+    """JSON, never a pickle: between a worker and a directory that need not know each other yet (RULE GR1)."""
 
 
 class ActorId(NamedTuple):
@@ -67,7 +69,7 @@ class Header(NamedTuple):
     Attributes:
         kind: what the message is for.
         flags: bits of `Flag`.
-        caller: the sender's worker id, or STRANGER.
+        caller: the sender's worker id.
         incarnation: the sender's incarnation; a restarted worker has a new one.
         call: the sender's number of the call; in an answer, the number of the call answered.
         sequence: counts the messages from this sender to this receiver; a gap means that some are lost.
@@ -105,6 +107,18 @@ def pack(header: Header) -> bytes:
 pack_fields = _LAYOUT.pack
 """`pack` for the hot path: the mark first, then the fields of `Header` in their order."""
 MARK = _MARK
+
+
+def greeting(data: bytes) -> list[Frame]:
+    """Returns the frames of a greeting."""
+    return [MARK + bytes([Kind.GREETING]), data]
+
+
+def read_greeting(frames: Sequence[Frame]) -> bytes | None:
+    """Returns the JSON of a greeting, of whatever version; None where the frames are something else."""
+    if len(frames) != 2 or len(frames[0]) != 3 or frames[0][0] != MARK[0] or frames[0][2] != Kind.GREETING:
+        return None
+    return bytes(frames[1])
 
 
 def unpack(frame: bytes | bytearray | memoryview) -> Header:

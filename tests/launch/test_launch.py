@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
+import torch.distributed.rpc
 
 import actorrpc as rpc
 from tests.checks import options, until
@@ -118,6 +119,13 @@ def test_launch_leaves_the_options_that_it_was_given_as_they_were() -> None:
     before = dict(vars(given))
     rpc.launch(options=given, only=os.getpid)
     assert vars(given) == before
+
+
+def test_launch_takes_options_made_by_torch() -> None:
+    theirs: Any = torch.distributed.rpc
+    assert rpc.launch(options=theirs.TensorPipeRpcBackendOptions(rpc_timeout=7), only=rpc.get_rpc_timeout) == 7.0
+    with pytest.raises(TypeError, match=r"do not fit BackendType\.TENSORPIPE"):
+        rpc.launch(options={"rpc_timeout": 7}, only=os.getpid)  # type: ignore[arg-type]
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------

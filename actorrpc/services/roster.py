@@ -1,0 +1,189 @@
+"""Who has joined a world of fixed size, and whether they fit together. Plain logic."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from actorrpc.runtime.peers import Record
+from actorrpc.services import devices
+from actorrpc.services.devices import Devices
+from actorrpc.wire import envelope
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_SHOWN = 4
+
+
+@dataclass(frozen=True)
+class Hello:
+    """What a worker says of itself when it comes to join.
+
+    As JSON it has, in every version of the protocol (RULE GR1): `protocol`, and of the `record` the `id`, `name`,
+    `incarnation` and `endpoints`; a directory of whatever version answers to these endpoints with JSON that has
+    `session` and `refused`, the reason in words. All else is of one version.
+
+    Attributes:
+        record: who it is.
+        world_size: how many workers it was told of.
+        protocol: the version of the protocol that it speaks.
+        versions: what it runs, by name: "python", "torch", "actorrpc".
+        devices: its devices and device maps.
+        withdrawn: why it cannot join, where it only comes to say so.
+    """
+
+    record: Record
+    world_size: int
+    protocol: int
+    versions: Mapping[str, str] = field(default_factory=dict)
+    devices: Devices = field(default_factory=Devices)
+    withdrawn: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns it as plain data."""
+        return {**vars(self), "record": self.record.to_json(), "devices": self.devices.to_json()}
+
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> Hello:
+        """Reads what `to_json` wrote, also that of another version.
+
+        Raises:
+            TypeError, ValueError, KeyError, AttributeError: it is something else.
+        """
+        record, protocol = Record.from_json(data["record"]), int(data["protocol"])
+        if protocol != envelope.PROTOCOL:
+            versions = data.get("versions")
+            return Hello(record, 0, protocol, versions if isinstance(versions, dict) else {})
+        versions = {str(what): str(version) for what, version in data["versions"].items()}
+        return Hello(
+            record, int(data["world_size"]), protocol, versions, Devices.from_json(data["devices"]),
+            str(data["withdrawn"]),
+        )  # fmt: skip
+
+
+def versions_here(package: str) -> dict[str, str]:
+    """Returns what this process runs, for its hello; `package`: the version of actorrpc."""
+    return {"actorrpc": package, "python": platform.python_version(), "torch": str(torch.__version__)}
+
+
+class Roster:
+    """Takes hellos until all have come who were expected, or somebody does not fit.
+
+    Arguments:
+        world_size: how many workers it waits for.
+    """
+
+    def __init__(self, world_size: int) -> None:
+        self.world_size = world_size
+        self.hellos: dict[int, Hello] = {}
+        self.refusal: str | None = None
+        """Why the world cannot come about; final."""
+        self.about_devices = False
+        """Whether that is for a device map."""
+
+    @property
+    def records(self) -> list[Record]:
+        """Those who have joined."""
+        return [hello.record for hello in self.hellos.values()]
+
+    @property
+    def complete(self) -> bool:
+        """Whether all have joined."""
+        return len(self.hellos) == self.world_size
+
+    @property
+    def missing(self) -> list[int]:
+        """The ranks that have not joined."""
+        return [rank for rank in range(self.world_size) if rank not in self.hellos]
+
+    def status(self) -> str:
+        """Says in words who is missing and who is there."""
+        there = ", ".join(str(self.hellos[rank].record) for rank in sorted(self.hellos))
+        missing = self.missing
+        return (
+            f"missing rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}; joined: {there or 'nobody'}"
+        )
+
+    def hello(self, hello: Hello) -> str | None:
+        """Takes a worker in, or returns why not. The same worker may come again.
+
+        One that does not fit keeps the world from coming about (`refusal`), unless all have joined before.
+        """
+        known = self.hellos.get(hello.record.id)
+        if known is not None and known.record.incarnation == hello.record.incarnation:
+            return self.refusal
+        if self.refusal is not None:
+            return self.refusal
+        reason = self._objection(hello)
+        if reason is None:
+            reason = devices.fault_of_one(hello.record.name, hello.devices)
+            self.about_devices = reason is not None and not self.complete
+        if reason is None:
+            self.hellos[hello.record.id] = hello
+            if self.complete:
+                self.refusal = devices.fault_between(self.devices())
+                self.about_devices = self.refusal is not None
+            return self.refusal
+        if not self.complete:
+            self.refusal = reason
+        return reason
+
+    def _objection(self, hello: Hello) -> str | None:
+        record, known = hello.record, self.hellos.get(hello.record.id)
+        if hello.protocol != envelope.PROTOCOL:
+            return (
+                f"{record} speaks version {hello.protocol} of the protocol, rank 0 version {envelope.PROTOCOL}; "
+                f"install one version of actorrpc everywhere{self._packages(hello)}"
+            )
+        if hello.withdrawn:
+            return f"{record} could not take part: {hello.withdrawn}"
+        if hello.world_size != self.world_size:
+            return f"{record} was given world_size={hello.world_size}, rank 0 world_size={self.world_size}"
+        if not 0 <= record.id < self.world_size:
+            return f"{record} has a rank outside of 0 to {self.world_size - 1}"
+        if known is not None:
+            return f"two workers have rank {record.id}: {known.record} and {record}"
+        for other in self.records:
+            if other.name == record.name:
+                low, high = sorted((other, record), key=lambda r: r.id)
+                return (
+                    f'RPC worker name "{record.name}" is not unique. Workers {low.id} and {high.id} share the same '
+                    f"name (hosts {low.host} and {high.host}, pids {low.pid} and {high.pid})"
+                )
+        return None
+
+    def _packages(self, hello: Hello) -> str:
+        theirs, first = hello.versions.get("actorrpc"), self.hellos.get(0)
+        ours = first.versions.get("actorrpc") if first is not None else None
+        return f" (it has {theirs}, rank 0 {ours})" if theirs and ours else ""
+
+    def devices(self) -> dict[str, Devices]:
+        """Returns the devices of all who have joined, by name, in order of rank."""
+        return {self.hellos[rank].record.name: self.hellos[rank].devices for rank in sorted(self.hellos)}
+
+    def differences(self) -> str | None:
+        """Says which versions of Python, torch and actorrpc run where; None where all run the same."""
+        parts = []
+        for what in ("actorrpc", "python", "torch"):
+            where: dict[str, list[Record]] = {}
+            for rank in sorted(self.hellos):
+                hello = self.hellos[rank]
+                where.setdefault(_what_counts(what, hello.versions.get(what, "unknown")), []).append(hello.record)
+            if len(where) > 1:
+                parts.append(f"{what} " + ", ".join(f"{version} on {_listed(who)}" for version, who in where.items()))
+        return "; ".join(parts) or None
+
+
+def _what_counts(what: str, version: str) -> str:
+    """Leaves out of a version what does not matter to pickles: Python's last number, torch's kind of build."""
+    return ".".join(version.split(".")[:2]) if what == "python" else version.split("+")[0]
+
+
+def _listed(records: list[Record]) -> str:
+    names = [f'"{record.name}" (rank {record.id})' for record in records[:_SHOWN]]
+    more = len(records) - len(names)
+    return " and ".join((", ".join(names), f"{more} more")) if more else ", ".join(names)
