@@ -33,7 +33,7 @@ from actorrpc.rpc import (
     rpc_sync,
     shutdown,
 )
-from actorrpc.rref import RRef
+from actorrpc.rref import PyRRef, RRef
 from actorrpc.runtime.futures import Future
 from actorrpc.workers import WorkerInfo
 from actorrpc.world import World
@@ -51,6 +51,7 @@ __all__ = [
     "GroupFuture",
     "MemberDiedError",
     "NotAMemberError",
+    "PyRRef",
     "RPCTimeoutError",
     "RRef",
     "RemoteError",

@@ -23,6 +23,8 @@ class RpcBackendOptions:
         init_timeout: seconds that `init_rpc` waits for all workers. Default 300, or ACTORRPC_INIT_TIMEOUT.
         switch_interval: what `sys.setswitchinterval` is set to while the worker is up, in seconds, so that calls are
             answered while the main thread computes in Python; None leaves it alone. Default 0.0002.
+        report_leaks: whether a graceful shutdown lists, in a warning of the logger "actorrpc", the references that are
+            still held then, and where each was made. Default False, or ACTORRPC_REPORT_LEAKS=1.
 
     Raises:
         ValueError: a number is out of range.
@@ -36,6 +38,7 @@ class RpcBackendOptions:
         num_worker_threads: int = DEFAULT_NUM_WORKER_THREADS,
         init_timeout: float | None = None,
         switch_interval: float | None = DEFAULT_SWITCH_INTERVAL,
+        report_leaks: bool | None = None,
     ) -> None:
         if rpc_timeout < 0:
             raise ValueError(f"rpc_timeout must be 0 (never) or seconds above it, not {rpc_timeout}")
@@ -50,6 +53,7 @@ class RpcBackendOptions:
         self.num_worker_threads = num_worker_threads
         self.init_timeout = init_timeout
         self.switch_interval = switch_interval
+        self.report_leaks = os.environ.get("ACTORRPC_REPORT_LEAKS") == "1" if report_leaks is None else report_leaks
 
     def __repr__(self) -> str:
         fields = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
