@@ -63,9 +63,13 @@ class Entry:
         Raises:
             BaseException: what its creation raised.
         """
+        self.check()
+        return self._value
+
+    def check(self) -> None:
+        """Raises what the creation raised, if it is known to have."""
         if self._error is not None:
             raise self._error.with_traceback(self._trace)  # not one frame longer with every raise
-        return self._value
 
     def accept(self, message: Message) -> Job | None:
         message.cell = self
@@ -175,15 +179,13 @@ class OwnerHandle:
     confirmed = True
 
     def check(self) -> None:
-        """Raises the failure of its creation that was found on this side: its time ran out, say.
-
-        What the creation raised is raised by the object's use.
-        """
+        """Raises what the object's creation is known to have failed of; its time may have run out."""
         call = self.creation
         if call is not None and call.done:
             if call.failure is not None:
                 raise copy.copy(call.failure)
             self.creation = None
+        self.entry.check()
 
     def future(self) -> Future[None]:
         """Returns the future of the object's creation."""
