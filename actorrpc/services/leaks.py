@@ -28,7 +28,7 @@ class Origin(NamedTuple):
     """How this worker came by a reference."""
 
     what: str
-    where: str
+    how: str
 
 
 class Leaks:
@@ -52,12 +52,12 @@ class Leaks:
         if handle.ref == ROOT:  # an actor of a role lives as long as its worker
             return
         frame = _users_frame()
-        where = f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else ""
+        how = "made"
         if sender is not None:
             peer = self._service.worker.peers.get(sender)
-            came = f"in a message from {peer.record.name if peer is not None else sender}"
-            where = f"{came}, read at {where}" if where else came
-        self._noted[handle] = Origin(describe(what) if what is not None else "", where or "a thread of the library's")
+            how = f"came in a message from {peer.record.name if peer is not None else sender}, read"
+        where = f"at {frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else "by a thread of the library"
+        self._noted[handle] = Origin(describe(what) if what is not None else "", f"{how} {where}")
 
     def report(self) -> None:
         """Writes one warning to the log: the references held here, and what others hold of this worker's objects.
@@ -97,7 +97,7 @@ class Leaks:
             except Exception:
                 pass
         what = f"{kind} on" if kind else "an object of"
-        return f"{what} {peers[handle.owner].record.name}, made at {origin.where}"
+        return f"{what} {peers[handle.owner].record.name}, {origin.how}"
 
     def _owner_line(self, entry: Entry) -> str:
         worker = self._service.worker
@@ -110,7 +110,7 @@ class Leaks:
         own = (o for h, o in list(self._noted.items()) if isinstance(h, OwnerHandle) and h.entry is entry)
         origin = next(own, None)
         if origin is not None:
-            made = f", made at {origin.where}"
+            made = f", {origin.how}"
         else:
             made = f", made by a call of {creator.record.name}" if creator is not None else ""
         return f"{kind}, held by {', '.join(names)}{made}"
