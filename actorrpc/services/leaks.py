@@ -65,6 +65,7 @@ class Leaks:
         What is only waiting for the collector does not count, nor does an object whose owner alone holds it.
         """
         gc.collect()
+        self._service.bury()  # now: nothing more will leave once this worker closes, and the owners wait for it
         held = [
             (handle, origin)
             for handle, origin in list(self._noted.items())

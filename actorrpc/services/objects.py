@@ -71,7 +71,7 @@ class Objects:
         creator.install(self)
         worker.cells[OBJECTS] = ServiceCell(worker, Lane.CONTROL, self._control)
         worker.members.watchers.append(self._gone)
-        worker.keeper.bury = self._bury
+        worker.keeper.bury = self.bury
 
     # -- what the face asks for
 
@@ -321,7 +321,8 @@ class Objects:
         if fork.dropped:
             self.worker.keeper.drop(fork)
 
-    def _bury(self) -> None:
+    def bury(self) -> None:
+        """Ends what finalizers have left with the keeper."""
         dropped, deletes, entries = self.worker.keeper.dropped, [], []
         with self.door:
             while dropped:
