@@ -17,6 +17,7 @@ import pytest
 import torch
 
 import actorrpc as rpc
+from actorrpc import session
 from tests.worlds import World, counts, inside, no_references, raised_within, run_world, until, until_counts
 
 OTHER = "worker1"
@@ -348,6 +349,30 @@ def test_ten_thousand_references_dropped_leave_no_counts() -> None:
             until(lambda: rpc.rpc_sync(1, owned_there)["owned"] == 0, 30)
 
     run_world(program, 2, timeout=90)
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_references_in_rings_and_out_of_them_leave_nothing() -> None:
+    def program(rank: int) -> None:
+        if rank == 0:
+            before = rpc.rpc_sync(1, places)
+            for _ in range(20):
+                refs: list[Any] = [rpc.remote(1, int, args=(i,)) for i in range(4_900)]
+                assert refs[-1].to_here() == 4_899
+                for i in range(100):
+                    refs = [rpc.remote(1, int, args=(i,)), rpc.RRef(i)]
+                    refs.append(refs)
+                del refs
+            no_references(30)
+            until(lambda: rpc.rpc_sync(1, places) == before, 30)
+
+    run_world(program, 2, timeout=110)
+
+
+def places() -> tuple[int, int]:
+    """How many objects and how many actors this worker knows."""
+    objects = session.current().objects
+    return len(objects._entries), objects.worker.statistics()["actors"]
 
 
 # -- the end of a reference

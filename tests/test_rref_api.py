@@ -11,6 +11,7 @@ import pickle
 import re
 import threading
 import time
+import traceback
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -106,6 +107,10 @@ def opened(name: str, to: Any = OTHER) -> Iterator[None]:
 
 def fails(text: str) -> None:
     raise LookupError(text)
+
+
+def fails_with(ref: Any) -> None:
+    raise LookupError("no box")
 
 
 def make_ref(value: Any) -> Any:
@@ -320,11 +325,12 @@ def test_get_future_raises_the_error_of_the_creation() -> None:
 @inside
 def test_get_future_of_a_reference_that_was_not_made_by_remote() -> None:
     mine = rpc.RRef(Box(5))
+    assert mine._get_future().done()
     assert mine._get_future().wait() is None
     assert rpc.rpc_sync(OTHER, future_of, args=(mine,)) is None
     theirs = rpc.rpc_sync(OTHER, make_ref, args=(1,))
-    assert theirs._get_future().wait() is None
     assert theirs._get_future().done()
+    assert theirs._get_future().wait() is None
 
 
 @inside
@@ -401,6 +407,7 @@ def test_type_hint_of_a_scripted_module_is_an_interface_that_it_has() -> None:
     for ref in (rpc.RRef(module, type_hint=interface), rpc.RRef(module, interface), rpc.RRef(module)):
         assert ref.local_value() is module
         assert ref.rpc_sync().forward(torch.ones(1)) == 2
+        assert rpc.rpc_sync(OTHER, type_of, args=(ref,)) is type(module)
     for wrong in (other, int, torch.nn.Module):
         with pytest.raises(RuntimeError, match=r"Plus.*does not have the interface.*torch.jit.interface"):
             rpc.RRef(module, type_hint=wrong)
@@ -679,6 +686,32 @@ def test_the_owners_first_use_waits_no_longer_than_the_creations_time() -> None:
         GATES.clear()
 
 
+def failure_of(ref: Any, use: Callable[[Any], Any]) -> str:
+    with pytest.raises(LookupError, match="no box") as caught:
+        use(ref)
+    return "".join(traceback.format_exception(caught.value))
+
+
+@inside
+def test_an_error_of_creation_tells_the_owner_and_others_where_it_happened_and_holds_no_frames() -> None:
+    argument = Box(1)
+    gone = weakref.ref(argument)
+    own = rpc.remote(0, gated_failure, args=("frames",))
+    holder = rpc.RRef(argument)
+    failed = rpc.remote(0, fails_with, args=(holder,))
+    del argument, holder
+    open_gate("frames")
+    for ref in (own, failed):
+        for use in (*uses()[:5], *passes()):
+            text = failure_of(ref, use)
+            assert "in gated_failure" in text or "in fails_with" in text, text
+    gc.disable()
+    try:
+        until(lambda: gone() is None, 3)  # although the error is kept, and without the collector
+    finally:
+        gc.enable()
+
+
 @inside
 def test_an_error_of_creation_is_raised_when_the_reference_is_passed_on() -> None:
     for to in (OTHER, 0):
@@ -905,6 +938,33 @@ def _ordinary_script(rank: int, plan: Any) -> None:
     assert LEFT["held"][99].rpc_sync().get() == 99
     LEFT["held"].append(LEFT["held"])
     rpc.shutdown()
+
+
+def _late(rank: int, plan: Any) -> None:
+    worlds.join(rank, plan)
+    if rank == 0:
+        with opened("late replies"):
+            ref = rpc.remote(OTHER, gated, args=("late replies", 5), timeout=0.05)
+            kept = rpc.rpc_async(OTHER, gated, args=("late replies", 5))
+            with pytest.raises(rpc.RPCTimeoutError):
+                ref._get_future().wait()
+            with pytest.raises(rpc.RPCTimeoutError):
+                rpc.rpc_sync(OTHER, gated, args=("late replies",), timeout=0.05)
+            made = rpc.remote(OTHER, Box, args=(1,))
+            with pytest.raises(rpc.RPCTimeoutError):
+                made.rpc_sync(timeout=0.05).add(rpc.remote(OTHER, gated, args=("late replies", 5)))
+        kept.wait()
+        assert made.rpc_sync().get() == 1
+    rpc.shutdown()
+
+
+def test_late_answers_and_late_objects_are_dropped_quietly() -> None:
+    with World(2, join=False) as world:
+        for rank in range(2):
+            world.start(rank, _late, rank, world.plan)
+        outcomes = world.outcomes()
+    assert [o.traceback for o in outcomes] == ["", ""]
+    assert [o.stderr for o in outcomes] == ["", ""]
 
 
 def test_references_that_are_held_at_shutdown_are_no_error_and_no_warning() -> None:

@@ -67,7 +67,7 @@ class Early:
         entry.expected = False
         entry.adopt(self._messages.pop(ref, ()))
         for fork, message in self._records.pop(ref, ()):
-            entry.forks.record(fork, message.caller)
+            self._service.record(entry, fork, message.caller)
             self._service.worker.crew.submit(Job(Lane.CONTROL, lambda m: m.reply(None), message))
 
     def clear(self) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import threading
+import traceback
 from typing import TYPE_CHECKING, Any
 
-from actorrpc.errors import ActorRPCError
+from actorrpc.errors import ActorRPCError, RemoteTraceback
 from actorrpc.runtime.completion import Completion
 from actorrpc.runtime.futures import Future
 from actorrpc.runtime.lanes import Job, Lane
@@ -17,7 +18,6 @@ from actorrpc.wire.envelope import Flag
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from types import TracebackType
 
     from actorrpc.runtime.cells import MailboxCell
     from actorrpc.runtime.completion import Call
@@ -44,7 +44,6 @@ class Entry:
         self.mailbox: MailboxCell | None = None
         self._value: Any = None
         self._error: BaseException | None = None
-        self._trace: TracebackType | None = None
         self.handles: list[None] = []
         """One for each hold of the owner's own; a list, since finalizers may change it without a lock."""
         self.expected = False
@@ -67,9 +66,9 @@ class Entry:
         return self._value
 
     def check(self) -> None:
-        """Raises what the creation raised, if it is known to have."""
+        """Raises what the creation raised, if it is known to have; its cause tells where."""
         if self._error is not None:
-            raise self._error.with_traceback(self._trace)  # not one frame longer with every raise
+            raise _copied(self._error)
 
     def accept(self, message: Message) -> Job | None:
         message.cell = self
@@ -93,8 +92,8 @@ class Entry:
             if self._filled:
                 return
             self._filled = True
-        self._value, self._error = value, error
-        self._trace = error.__traceback__ if error is not None else None
+        self._value = value
+        self._error = error = None if error is None else _to_keep(error)
         if error is None and service.mailbox_for is not None:
             self.mailbox = service.mailbox_for(value, self)
         with self._door:
@@ -116,7 +115,7 @@ class Entry:
             if self._future is None:
                 self._future = Future._of(self._service.worker)
                 if self.ready.done:
-                    _settle(self._service.worker, self._future, self._error)
+                    _complete(self._future, self._error)
             return self._future
 
     @property
@@ -244,7 +243,7 @@ class UserHandle:
     def _made(self) -> Future[None]:
         service, call, future = self.service, self.creation, Future._of(self.service.worker)
         if call is None or self.failure is not None:
-            _settle(service.worker, future, copy.copy(self.failure))
+            _complete(future, copy.copy(self.failure))
             return future
         once = threading.Lock()
 
@@ -261,16 +260,37 @@ class UserHandle:
         self.service.worker.keeper.drop(self.fork)
 
 
+def _to_keep(error: BaseException) -> BaseException:
+    """Copies an error without its frames, which refer to all sorts of things, references too; they are kept as text."""
+    kept = _copied(error)
+    if kept is not error:
+        kept.__cause__ = RemoteTraceback("".join(traceback.format_exception(error)))
+    return kept
+
+
+def _copied(error: BaseException) -> BaseException:
+    """Copies an error, to be raised; returns one itself that cannot be copied."""
+    try:
+        made = copy.copy(error)
+    except Exception:
+        made = error
+    if type(made) is not type(error):
+        made = error
+    made.__cause__ = error.__cause__
+    return made.with_traceback(None)
+
+
 def _settle(worker: Worker, future: Future[None], error: BaseException | None) -> None:
     """Completes a future of a creation, on a thread on which callbacks may run."""
 
-    def settle(_: object) -> None:
-        if error is None:
-            future.set_result(None)
-        else:
-            future.set_exception(error)
-
     if worker.open:
-        worker.crew.submit(Job(Lane.FREE, settle, None))
+        worker.crew.submit(Job(Lane.FREE, lambda _: _complete(future, error), None))
     else:
-        settle(None)
+        _complete(future, error)
+
+
+def _complete(future: Future[None], error: BaseException | None) -> None:
+    if error is None:
+        future.set_result(None)
+    else:
+        future.set_exception(error)

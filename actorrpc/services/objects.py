@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from actorrpc.errors import ActorRPCError, NotAMemberError
 from actorrpc.runtime.cells import ServiceCell
 from actorrpc.runtime.lanes import Job, Lane
+from actorrpc.runtime.peers import Standing
 from actorrpc.services import creator
 from actorrpc.services.early import Early
 from actorrpc.services.forks import UserForks
@@ -138,11 +139,7 @@ class Objects:
         fork = me, self._new_id()
         with self.door:
             if isinstance(handle, OwnerHandle):
-                entry = handle.entry
-                if not entry.held:
-                    entry.forks.record(fork, parcel.peer)  # RULE RR2
-                    self._owned[entry.id] = entry
-                    self.worker.cells[entry.id] = entry
+                self.record(handle.entry, fork, parcel.peer)  # RULE RR2
             else:
                 self._users.open_child(handle.fork, fork, parcel.peer)
         if parcel.refs is None:
@@ -264,8 +261,7 @@ class Objects:
         with self.door:
             # It is there when the message was sent again, by value, or when a reference to it has come before.
             entry = self._entries.get(ref) or self.entry(ref)
-            entry.forks.record(ref, message.caller)
-            self._owned[ref] = self.worker.cells[ref] = entry
+            self.record(entry, ref, message.caller)
             self._early.take_up(ref, entry)
         message.kept = entry
 
@@ -278,9 +274,7 @@ class Objects:
                 if entry is None:  # its creation may still be on its way, from the one who passed the reference on
                     self._early.record(ref, fork, message)
                     return
-                if not entry.held:
-                    entry.forks.record(fork, message.caller)
-                    self._owned[ref] = self.worker.cells[ref] = entry
+                self.record(entry, fork, message.caller)
             message.reply(None)
         elif verb == "accept":
             with self.door:
@@ -289,6 +283,15 @@ class Objects:
         else:
             for ref, fork in rest[0]:
                 self._delete(ref, fork)
+
+    def record(self, entry: Entry, fork: Id, holder: int) -> None:
+        """Notes that another worker holds an object, unless that worker is gone. Under the door.
+
+        What a worker has sent may be handled after it was found to be lost, and its forks were dropped.
+        """
+        if not entry.held and self.worker.peers[holder].standing is Standing.MEMBER:
+            entry.forks.record(fork, holder)
+            self._owned[entry.id] = self.worker.cells[entry.id] = entry
 
     def _delete(self, ref: Id, fork: Id) -> None:
         with self.door:
