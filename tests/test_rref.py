@@ -608,7 +608,7 @@ def test_a_reference_can_be_written_into_calls_only() -> None:
 # -- the end of a holder
 
 
-@pytest.mark.parametrize("way", ["SIGKILL", "os._exit"])
+@pytest.mark.parametrize("way", ["SIGKILL", "os._exit", "shutdown(graceful=False)"])
 def test_what_a_dead_process_held_is_released(way: str) -> None:
     with World(3) as world:
         world.on(0, hold_for_others)
@@ -616,6 +616,8 @@ def test_what_a_dead_process_held_is_released(way: str) -> None:
         assert world.on(0, counts)["forks"] == 2
         if way == "SIGKILL":
             world.kill(2)
+        elif way == "shutdown(graceful=False)":
+            world.on(2, rpc.shutdown, False)
         else:
             world.let_die(2)
             world.on(0, ask_to_exit, 2)
