@@ -6,8 +6,10 @@ import copy
 import gc
 import os
 import pickle
+import sys
 import threading
 import time
+import types
 import weakref
 from collections.abc import Callable
 from io import BytesIO
@@ -444,6 +446,31 @@ def test_a_reference_in_a_message_that_cannot_be_read_is_taken_back() -> None:
         with pytest.raises(rpc.DeserializationError):
             rpc.remote(OTHER, hand_back, args=(args,)).to_here()
     until_counts(lambda: counts() == {"owned": 0, "forks": 0, "held": 1, "children": 0})
+
+
+def test_references_in_a_request_that_goes_again_by_value_are_counted_once() -> None:
+    def program(rank: int) -> None:
+        if rank == 0:
+            main = sys.modules["__main__"]
+            known_here_alone = types.FunctionType(add_all.__code__, {"__builtins__": __builtins__}, "known_here_alone")
+            known_here_alone.__module__, known_here_alone.__qualname__ = "__main__", "known_here_alone"
+            main.known_here_alone = known_here_alone  # type: ignore[attr-defined]
+            mine, far = rpc.RRef(1), rpc.remote(1, int, args=(5,))
+            peer = session.current().worker.peers[1]
+            assert rpc.rpc_sync(1, known_here_alone, args=([mine, far],)) == 6
+            assert peer.by_value  # it did go twice
+            peer.by_value = False
+            assert rpc.remote(1, known_here_alone, args=([mine, far],)).to_here() == 6
+            until_counts(lambda: counts() == {"owned": 0, "forks": 0, "held": 1, "children": 0})
+            del mine, far
+            for to in range(2):
+                rpc.rpc_sync(to, no_references)
+
+    run_world(program, 2)
+
+
+def add_all(refs: Any) -> Any:
+    return sum(ref.to_here() for ref in refs)
 
 
 def refs_and_what_does_not_load() -> Any:
