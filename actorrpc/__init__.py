@@ -42,7 +42,7 @@ from actorrpc.rpc import (
     rpc_sync,
     shutdown,
 )
-from actorrpc.rref import RRef
+from actorrpc.rref import PyRRef, RRef
 from actorrpc.runtime.futures import Future
 from actorrpc.version import VERSION
 from actorrpc.workers import WorkerInfo
@@ -65,6 +65,7 @@ __all__ = [
     "MemberDiedError",
     "NotAMemberError",
     "ProcessGroupRpcBackendOptions",
+    "PyRRef",
     "RPCTimeoutError",
     "RRef",
     "RemoteError",

@@ -49,6 +49,8 @@ class RpcBackendOptions:
         security_token: a secret that all workers share, str or bytes. It is kept, and not used yet: nothing is
             authenticated or encrypted so far, with it or without it, and `init_rpc` says so in the log. It is shown
             nowhere.
+        report_leaks: whether a graceful shutdown lists, in a warning of the logger "actorrpc", the references that are
+            still held then, and where each was made. Default False, or ACTORRPC_REPORT_LEAKS=1.
 
     Raises:
         ValueError, TypeError: an option is out of range, or of the wrong kind.
@@ -63,6 +65,7 @@ class RpcBackendOptions:
         init_timeout: float | None = None,
         switch_interval: float | None = DEFAULT_SWITCH_INTERVAL,
         security_token: str | bytes | None = None,
+        report_leaks: bool | None = None,
     ) -> None:
         self.rpc_timeout = rpc_timeout
         self.init_method = init_method
@@ -70,6 +73,7 @@ class RpcBackendOptions:
         self.init_timeout = _init_timeout_of_environment() if init_timeout is None else init_timeout
         self.switch_interval = switch_interval
         self.security_token = security_token
+        self.report_leaks = os.environ.get("ACTORRPC_REPORT_LEAKS") == "1" if report_leaks is None else report_leaks
 
     @property
     def rpc_timeout(self) -> float:
@@ -175,6 +179,7 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
         init_timeout: float | None = None,
         switch_interval: float | None = DEFAULT_SWITCH_INTERVAL,
         security_token: str | bytes | None = None,
+        report_leaks: bool | None = None,
     ) -> None:
         super().__init__(
             rpc_timeout,
@@ -183,6 +188,7 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
             init_timeout=init_timeout,
             switch_interval=switch_interval,
             security_token=security_token,
+            report_leaks=report_leaks,
         )
         self.device_maps = {} if device_maps is None else device_maps
         self.devices = () if devices is None else devices

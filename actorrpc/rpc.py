@@ -180,7 +180,7 @@ def shutdown(graceful: bool = True, timeout: float = 0) -> None:
     try:
         if graceful:
             session.serve_out(timeout)
-            session.stop_actors()
+            session.wind_up()
             session.close(2.0)
         else:
             session.leave()
@@ -260,7 +260,12 @@ def remote(
 ) -> RRef[Any]:
     """Calls a function (often a class) on a worker, and returns a reference to its result, which stays there.
 
-    Arguments: see `rpc_sync`. What the call raises, and its timeout, are raised when the reference is next used.
+    Arguments: see `rpc_sync`. What the call raises, and its timeout, are raised when the reference is next used, or
+    passed on.
+
+    The arguments are copied when `remote` returns, but for tensors and arrays over 64 KiB, which leave without a copy:
+    leave those unchanged until `confirmed_by_owner()` of the reference is true. Those for this worker itself are always
+    copied.
     """
     session = current()
     func, args, kwargs = _body(func, args, kwargs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import typing
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
@@ -10,8 +11,9 @@ from actorrpc.options import UNSET_RPC_TIMEOUT
 from actorrpc.runtime.futures import Future
 from actorrpc.runtime.handling import NO_CONTEXT, here
 from actorrpc.services.autograd import Autograd
+from actorrpc.services.executor import ASYNC_MARK
 from actorrpc.services.handles import OwnerHandle, UserHandle
-from actorrpc.services.ids import CREATOR, EXECUTOR, ROOT
+from actorrpc.services.ids import CREATOR, EXECUTOR, OWN_NUMBER, ROOT
 from actorrpc.services.objects import Objects
 from actorrpc.session import Session, current
 from actorrpc.wire.codec import mentions_main, reading, writing
@@ -22,29 +24,51 @@ if TYPE_CHECKING:
 
     from actorrpc.runtime.message import Parcel
     from actorrpc.runtime.worker import Worker
+    from actorrpc.services.forks import Id
     from actorrpc.services.objects import Written
     from actorrpc.workers import WorkerInfo
 
 T = TypeVar("T")
+_NEVER = float("inf")
+
+
+_ASKED = frozenset((ASYNC_MARK, "__func__", "__name__", "__qualname__", "__torch_function__", "__wrapped__"))
+"""Attributes that Python, torch and this library look for on anything callable; no proxy has them."""
 
 
 class RRef(Generic[T]):
-    """A reference to an object on some worker, its *owner*. It may be sent to other workers; the object lives as long
-    as anybody holds a reference to it. Where the object is an Actor, calls go through its mailbox.
+    """A reference to an object on some worker, its *owner*.
+
+    `RRef(value)` makes one to an object of this process; `remote`, and the `remote()` of a reference, make them to
+    objects of others. It may be sent to other workers, as an argument or result of calls, and in nothing else. The
+    object lives as long as anybody holds a reference to it. Where the object is an Actor, calls go through its mailbox.
+
+    Two references are equal only if they are the same Python object, also where they refer to the same value.
+
+    After `shutdown` a reference still says who owned it, and on the owner still gives its object; all else raises
+    NotAMemberError.
 
     Arguments:
         value: an object of this process, which becomes the owner.
-        type_hint: accepted as torch does; the type of the value, for scripted code.
+        type_hint: the type of the value, for torch's sake; of a scripted module, the interface it is used through.
 
     Raises:
         NotAMemberError: this process is in no world.
+        RuntimeError: the scripted module does not have the interface.
+        TypeError: the hint is no type.
+
+    >>> ref = rpc.remote("worker1", torch.add, args=(torch.ones(2), 3))
+    >>> ref.to_here()
+    tensor([4., 4.])
+    >>> ref.rpc_sync().size()
+    torch.Size([2])
     """
 
     __slots__ = ("__weakref__", "_handle")
     _handle: OwnerHandle | UserHandle
 
     def __init__(self, value: T, type_hint: Any = None) -> None:
-        del type_hint
+        _check_hint(value, type_hint)
         self._handle = current().objects.own(value)
 
     @classmethod
@@ -70,28 +94,31 @@ class RRef(Generic[T]):
         return isinstance(self._handle, OwnerHandle)
 
     def confirmed_by_owner(self) -> bool:
-        """Returns whether the owner is known to know of this reference. Always true on the owner."""
+        """Returns whether the owner is known to know of this reference: for one that `remote` made, whether the object
+        has been made, or has failed to be. Always true on the owner.
+        """
         return self._handle.confirmed
 
     def local_value(self) -> T:
         """Returns the object itself, on its owner; waits for it while it is being made.
 
+        The wait is bounded by the time that the creation was given, if this reference made the object, else by the
+        worker's own (`get_rpc_timeout`).
+
         Raises:
             RuntimeError: this worker is not the owner.
+            RPCTimeoutError: time ran out.
             BaseException: what its creation raised.
         """
-        handle = self._handle
-        if not isinstance(handle, OwnerHandle):
+        if not isinstance(self._handle, OwnerHandle):
             raise RuntimeError(
                 f"local_value() works on the owner only: this is {self._worker}, the owner is {self.owner_name()!r}; "
                 f"to_here() fetches a copy"
             )
-        self._worker.wait(handle.entry.ready, None)
-        value: T = handle.entry.value
-        return value
+        return self._own_value(self._handle, "local_value", None)
 
     def to_here(self, timeout: float = UNSET_RPC_TIMEOUT) -> T:
-        """Fetches a copy of the object; on the owner, returns the object itself.
+        """Fetches a copy of the object; on the owner, returns the object itself. Waits while it is being made.
 
         Arguments:
             timeout: seconds; 0 for ever; below 0 (the default) the worker's own.
@@ -102,7 +129,7 @@ class RRef(Generic[T]):
         """
         handle = self._handle
         if isinstance(handle, OwnerHandle):
-            return self.local_value()
+            return self._own_value(handle, "to_here", timeout)
         handle.check()
         worker = handle.service.worker
         value: T = worker.wait_result(worker.request(handle.owner, handle.ref, (None, (), {}), timeout, "to_here"))
@@ -139,6 +166,56 @@ class RRef(Generic[T]):
         else:
             service: Autograd = self._worker.services[Autograd]
             service.backward(dist_autograd_ctx_id, [value], retain_graph)
+    def _own_value(self, handle: OwnerHandle, what: str, timeout: float | None) -> T:
+        """Waits for an object of this worker: `timeout` seconds, and no longer than its creation may take.
+
+        None: as long as that may take, or the worker's own limit where another reference has made it.
+        """
+        calls, entry, creation = handle.service.worker.calls, handle.entry, handle.creation
+        if not entry.ready.done:
+            limits = [creation.deadline] if creation is not None else []
+            if timeout is not None or creation is None:
+                limits.append(calls.deadline(-1.0 if timeout is None else timeout))
+            deadline = min((at for at in limits if at is not None), default=None)
+            if not self._worker.wait(entry.ready, deadline):
+                if creation is not None and deadline == creation.deadline:
+                    calls.expire(creation)
+                    handle.check()
+                raise calls.too_late(what, handle.owner, -1.0 if timeout is None else timeout)
+        handle.check()
+        value: T = entry.value
+        return value
+
+    def _get_future(self) -> Future[None]:
+        """Returns the future of the object's creation: None once it has been made, or the error. For a reference that
+        came in a message, of its recording by the owner; for an object that is there, a future that is done.
+        """
+        return self._handle.future()
+
+    def _get_type(self, timeout: float = UNSET_RPC_TIMEOUT, blocking: bool = True) -> Any:
+        """Returns the type of the object, which must be importable here; the owner is asked once.
+
+        Arguments:
+            timeout: as in `to_here`.
+            blocking: False: returns a Future of the type at once.
+
+        Raises (or the future does) as `to_here` does.
+        """
+        handle = self._handle
+        if isinstance(handle, OwnerHandle):
+            entry = handle.entry
+            if blocking:
+                return type(self._own_value(handle, "_get_type", timeout))
+            return entry.future().then(lambda _: type(entry.value))
+        future = handle.type
+        if future is None or (future.done() and _has_failed(future)):  # one that ran out of time may be asked for again
+            handle.check()
+            worker = handle.service.worker
+            body: tuple[Any, ...] = type, (), {}
+            future = handle.type = Future.of_call(
+                worker, lambda then: worker.request(handle.owner, handle.ref, body, timeout, "_get_type", then=then)
+            )
+        return future.wait() if blocking else future
 
     def rpc_sync(self, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
         """Returns a proxy: `ref.rpc_sync().method(*args)` calls the object's method on its owner, waits, and returns
@@ -174,13 +251,22 @@ class RRef(Generic[T]):
 
     def __repr__(self) -> str:
         kind = "OwnerRRef" if self.is_owner() else "UserRRef"
-        creator, local = self._handle.ref
-        what = "its actor" if self._handle.ref == ROOT else f"({creator}, {local & 0x7FFFFFFFFFFFFFFF})"
+        handle = self._handle
+        what = "its actor" if handle.ref == ROOT else f"({handle.ref[0]}, {_number(handle.ref)})"
         return f"{kind}({what}, owner={self.owner_name()!r})"
+
+    def __str__(self) -> str:
+        handle = self._handle
+        if handle.ref == ROOT:
+            return repr(self)
+        if isinstance(handle, OwnerHandle):
+            return f"OwnerRRef({_unique(handle.ref)})"
+        return f"UserRRef(RRefId = {_unique(handle.ref)}, ForkId = {_unique(handle.fork.id)})"
 
     def __reduce__(self) -> Any:
         raise RuntimeError(
-            "an RRef can be written into RPC messages only; pickle, torch.save and copy cannot count who holds it"
+            f"{self!r} cannot be pickled, saved or copied: nobody would count who holds it. An RRef travels as an "
+            f"argument or result of RPC calls only; to keep the object itself, fetch it with to_here() and save that"
         )
 
     def __copy__(self) -> Any:
@@ -190,8 +276,50 @@ class RRef(Generic[T]):
         return self.__reduce__()
 
 
+PyRRef = RRef
+"""Torch's name for it."""
+
+
+def _number(identity: Id) -> int:
+    # Calls and what a worker numbers besides have counters of their own; here they must not look alike.
+    number = identity[1]
+    return (number & ~OWN_NUMBER) * 2 + (number >= OWN_NUMBER)
+
+
+def _unique(identity: Id) -> str:
+    return f"GloballyUniqueId(created_on={identity[0]}, local_id={_number(identity)})"
+
+
+def _has_failed(future: Future[Any]) -> bool:
+    try:
+        future.wait()
+    except Exception:
+        return True
+    return False
+
+
+def _check_hint(value: object, hint: object) -> None:
+    """Raises where a type hint cannot be one. Nothing here runs scripts on references, so it is not kept."""
+    if hint is None:
+        return
+    if not (isinstance(hint, type) or typing.get_origin(hint) is not None):
+        raise TypeError(f"type_hint must be a type, not {hint!r}")
+    if isinstance(value, torch.jit.ScriptModule):
+        try:
+            interface = torch._C.InterfaceType(torch._jit_internal._qualified_name(hint))
+        except (TypeError, RuntimeError):
+            interface = None
+        if interface is None or not value._c._type().isSubtypeOf(interface):
+            raise RuntimeError(
+                f"the scripted module of type {value.original_name} does not have the interface {hint!r}; "
+                f"its type_hint is a class decorated with torch.jit.interface, or left out"
+            )
+
+
 class Proxy:
-    """Stands for the object of a reference: its attributes are methods to call in one of four ways."""
+    """Stands for the object of a reference: its attributes are methods to call in one of four ways, and a call of the
+    proxy is a call of the object. It may be sent to others.
+    """
 
     __slots__ = ("_ref", "_timeout", "_verb")
 
@@ -199,7 +327,21 @@ class Proxy:
         self._ref, self._verb, self._timeout = ref, verb, timeout
 
     def __getattr__(self, name: str) -> ProxyMethod:
+        if name in _ASKED:
+            raise AttributeError(name)
         return ProxyMethod(self._ref, self._verb, self._timeout, name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return call_method(self._ref, self._verb, self._timeout, "__call__", args, kwargs)
+
+    def __reduce__(self) -> Any:
+        return Proxy, (self._ref, self._verb, self._timeout)
+
+    def __copy__(self) -> Proxy:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self._ref.__reduce__()
 
     def __repr__(self) -> str:
         return f"{self._ref!r}.{self._verb}()"

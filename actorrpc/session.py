@@ -26,6 +26,7 @@ from actorrpc.runtime.worker import Worker, new_incarnation
 from actorrpc.services import executor, rendezvous
 from actorrpc.services.autograd import Autograd
 from actorrpc.services.directory import Member
+from actorrpc.services.leaks import Leaks
 from actorrpc.services.objects import Objects
 from actorrpc.services.roster import Hello, versions_here
 from actorrpc.services.store import HintStore
@@ -146,8 +147,10 @@ class Session:
             self.member.say_goodbye(reason)
         self.close(0.5, patience)
 
-    def stop_actors(self) -> None:
-        """Calls the `on_stop` of the actors that live here."""
+    def wind_up(self) -> None:
+        """Does what a graceful end does once nothing is under way: actors are stopped, leaks are reported."""
+        if self.objects.leaks is not None:
+            self.objects.leaks.report()
         released = self.objects.released
         if released is not None:
             for value in self.objects.actors():
@@ -155,7 +158,9 @@ class Session:
 
     def close(self, linger: float, patience: float = 5.0) -> None:
         """Frees everything."""
+        self.objects.close()
         self.worker.stop(patience, linger)
+        self.objects.close()  # of what a handler has made meanwhile, too
         if self._store is not None:
             self._store.close()
         if self._switch_interval is not None:
@@ -266,7 +271,10 @@ def _prepare(name: str, rank: int, options: RpcBackendOptions, role: str, index:
     except BaseException:
         store.close()
         raise
-    return Session(worker, store)
+    session = Session(worker, store)
+    if options.report_leaks:
+        session.objects.leaks = Leaks(session.objects)
+    return session
 
 
 def is_alive(pid: int) -> bool:

@@ -6,8 +6,10 @@ import copy
 import gc
 import os
 import pickle
+import sys
 import threading
 import time
+import types
 import weakref
 from collections.abc import Callable
 from io import BytesIO
@@ -17,6 +19,7 @@ import pytest
 import torch
 
 import actorrpc as rpc
+from actorrpc import session
 from tests.worlds import World, counts, inside, no_references, raised_within, run_world, until, until_counts
 
 OTHER = "worker1"
@@ -350,6 +353,30 @@ def test_ten_thousand_references_dropped_leave_no_counts() -> None:
     run_world(program, 2, timeout=90)
 
 
+@pytest.mark.slow
+def test_a_hundred_thousand_references_in_rings_and_out_of_them_leave_nothing() -> None:
+    def program(rank: int) -> None:
+        if rank == 0:
+            before = rpc.rpc_sync(1, places)
+            for _ in range(20):
+                refs: list[Any] = [rpc.remote(1, int, args=(i,)) for i in range(4_900)]
+                assert refs[-1].to_here() == 4_899
+                for i in range(100):
+                    refs = [rpc.remote(1, int, args=(i,)), rpc.RRef(i)]
+                    refs.append(refs)
+                del refs
+            no_references(30)
+            until(lambda: rpc.rpc_sync(1, places) == before, 30)
+
+    run_world(program, 2, timeout=110)
+
+
+def places() -> tuple[int, int]:
+    """How many objects and how many actors this worker knows."""
+    objects = session.current().objects
+    return len(objects._entries), objects.worker.statistics()["actors"]
+
+
 # -- the end of a reference
 
 
@@ -419,6 +446,31 @@ def test_a_reference_in_a_message_that_cannot_be_read_is_taken_back() -> None:
         with pytest.raises(rpc.DeserializationError):
             rpc.remote(OTHER, hand_back, args=(args,)).to_here()
     until_counts(lambda: counts() == {"owned": 0, "forks": 0, "held": 1, "children": 0})
+
+
+def test_references_in_a_request_that_goes_again_by_value_are_counted_once() -> None:
+    def program(rank: int) -> None:
+        if rank == 0:
+            main = sys.modules["__main__"]
+            known_here_alone = types.FunctionType(add_all.__code__, {"__builtins__": __builtins__}, "known_here_alone")
+            known_here_alone.__module__, known_here_alone.__qualname__ = "__main__", "known_here_alone"
+            main.known_here_alone = known_here_alone  # type: ignore[attr-defined]
+            mine, far = rpc.RRef(1), rpc.remote(1, int, args=(5,))
+            peer = session.current().worker.peers[1]
+            assert rpc.rpc_sync(1, known_here_alone, args=([mine, far],)) == 6
+            assert peer.by_value  # it did go twice
+            peer.by_value = False
+            assert rpc.remote(1, known_here_alone, args=([mine, far],)).to_here() == 6
+            until_counts(lambda: counts() == {"owned": 0, "forks": 0, "held": 1, "children": 0})
+            del mine, far
+            for to in range(2):
+                rpc.rpc_sync(to, no_references)
+
+    run_world(program, 2)
+
+
+def add_all(refs: Any) -> Any:
+    return sum(ref.to_here() for ref in refs)
 
 
 def refs_and_what_does_not_load() -> Any:
@@ -583,7 +635,7 @@ def test_a_reference_can_be_written_into_calls_only() -> None:
 # -- the end of a holder
 
 
-@pytest.mark.parametrize("way", ["SIGKILL", "os._exit"])
+@pytest.mark.parametrize("way", ["SIGKILL", "os._exit", "shutdown(graceful=False)"])
 def test_what_a_dead_process_held_is_released(way: str) -> None:
     with World(3) as world:
         world.on(0, hold_for_others)
@@ -591,6 +643,8 @@ def test_what_a_dead_process_held_is_released(way: str) -> None:
         assert world.on(0, counts)["forks"] == 2
         if way == "SIGKILL":
             world.kill(2)
+        elif way == "shutdown(graceful=False)":
+            world.on(2, rpc.shutdown, False)
         else:
             world.let_die(2)
             world.on(0, ask_to_exit, 2)

@@ -57,7 +57,7 @@ def take_part(part: Part, rank: int, world_size: int, options: RpcBackendOptions
             _see_out(session)
         else:
             _end_world(session)
-        session.stop_actors()
+        session.wind_up()
         session.close(2.0)
         if left is not None:
             raise left

@@ -70,6 +70,8 @@ class Keeper:
 
     def drop(self, what: Any) -> None:
         """Takes something from a finalizer: appends and opens a gate, neither of which takes a lock."""
+        if self._stopping:  # nobody would take it from here any more
+            return
         first = not self.dropped
         self.dropped.append(what)
         if first:

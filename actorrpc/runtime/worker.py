@@ -117,7 +117,7 @@ class Worker:
         except BaseException:
             parcel.restart()
             if parcel.failure is not None:
-                raise parcel.failure from None
+                raise parcel.failure from parcel.failure.__cause__  # which may tell where it happened
             raise
 
     def _for_main(

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import copy
 import threading
+import traceback
 from typing import TYPE_CHECKING, Any
 
-from actorrpc.errors import ActorRPCError
+from actorrpc.errors import ActorRPCError, RemoteTraceback
 from actorrpc.runtime.completion import Completion
+from actorrpc.runtime.futures import Future
 from actorrpc.runtime.lanes import Job, Lane
+from actorrpc.services.creator import keeping
 from actorrpc.services.executor import invoke
 from actorrpc.services.forks import OwnerForks
 from actorrpc.wire.envelope import Flag
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from types import TracebackType
+    from collections.abc import Callable, Iterable
 
     from actorrpc.runtime.cells import MailboxCell
     from actorrpc.runtime.completion import Call
     from actorrpc.runtime.message import Message
+    from actorrpc.runtime.worker import Worker
     from actorrpc.services.forks import Id, UserFork
     from actorrpc.services.objects import Objects
 
@@ -41,7 +44,6 @@ class Entry:
         self.mailbox: MailboxCell | None = None
         self._value: Any = None
         self._error: BaseException | None = None
-        self._trace: TracebackType | None = None
         self.handles: list[None] = []
         """One for each hold of the owner's own; a list, since finalizers may change it without a lock."""
         self.expected = False
@@ -49,7 +51,9 @@ class Entry:
         self.let_go = False
         """Whether it was said that nobody holds the object any more."""
         self._waiting: list[Message] = []
-        self._door = threading.Lock()
+        self._filled = False
+        self._future: Future[None] | None = None
+        self._door = threading.RLock()  # reentrant: a finalizer of the user's may call while the collector runs in it
 
     @property
     def value(self) -> Any:
@@ -58,9 +62,13 @@ class Entry:
         Raises:
             BaseException: what its creation raised.
         """
-        if self._error is not None:
-            raise self._error.with_traceback(self._trace)  # not one frame longer with every raise
+        self.check()
         return self._value
+
+    def check(self) -> None:
+        """Raises what the creation raised, if it is known to have; its cause tells where."""
+        if self._error is not None:
+            raise _copied(self._error)
 
     def accept(self, message: Message) -> Job | None:
         message.cell = self
@@ -78,10 +86,14 @@ class Entry:
         return Job(Lane.HANDLER, self._service.worker.perform, message)
 
     def fill(self, value: Any, error: BaseException | None = None) -> None:
-        """Puts the object, or the error of its creation, in; lets in what has waited for it."""
+        """Puts the object, or the error of its creation, in; lets in what has waited for it. The first time counts."""
         service = self._service
-        self._value, self._error = value, error
-        self._trace = error.__traceback__ if error is not None else None
+        with self._door:
+            if self._filled:
+                return
+            self._filled = True
+        self._value = value
+        self._error = error = None if error is None else _to_keep(error)
         if error is None and service.mailbox_for is not None:
             self.mailbox = service.mailbox_for(value, self)
         with self._door:
@@ -91,8 +103,20 @@ class Entry:
                 job = self._job(message)
                 if job is not None:
                     service.worker.crew.submit(job)
+            future = self._future
+        if future is not None:
+            _settle(service.worker, future, error)
         if self.mailbox is not None and not self.used:  # it was dropped while it was being made
             service.worker.keeper.drop(self)
+
+    def future(self) -> Future[None]:
+        """Returns the future of its creation, the same each time: None, or the error."""
+        with self._door:
+            if self._future is None:
+                self._future = Future._of(self._service.worker)
+                if self.ready.done:
+                    _complete(self._future, self._error)
+            return self._future
 
     @property
     def used(self) -> bool:
@@ -106,13 +130,32 @@ class Entry:
             self._waiting.append(message)
 
     def run(self, message: Message) -> None:
-        """Runs a method, or hands out a copy of the object (a method named None)."""
-        with self._service.keeping(message) as give:
+        """Runs a method. Instead of its name there may be a function to call with the object, or None for a copy."""
+        with keeping(message) as give:
             method, args, kwargs = message.load()
             if method is None:
                 give(self.value)
+            elif callable(method):
+                give(method(self.value, *args, **kwargs))
             else:
-                invoke(message, getattr(self.value, method), args, kwargs, give)
+                invoke(message, self._method(method), args, kwargs, give)
+
+    def _method(self, name: str) -> Callable[..., Any]:
+        """Returns a method of the object.
+
+        Raises:
+            AttributeError: it has no attribute of this name.
+            TypeError: it has, but that cannot be called.
+        """
+        value = self.value
+        method = getattr(value, name)
+        if not callable(method):
+            raise TypeError(
+                f"{name!r} of the {type(value).__qualname__} on {self._service.worker} is a "
+                f"{type(method).__qualname__} and cannot be called; to fetch it, have a function run there: "
+                f"rpc_sync(ref.owner(), lambda ref: ref.local_value().{name}, args=(ref,))"
+            )
+        return method  # type: ignore[no-any-return]
 
 
 class OwnerHandle:
@@ -120,18 +163,32 @@ class OwnerHandle:
 
     Arguments:
         counted: whether it keeps the object in use; an actor's reference to itself does not.
+
+    Attributes:
+        creation: the call that makes the object, where this reference has made it.
     """
 
     def __init__(self, service: Objects, entry: Entry, counted: bool = True) -> None:
         self.service, self.entry, self._counted = service, entry, counted
         self.ref, self.owner = entry.id, service.worker.id
+        self.creation: Call | None = None
         if counted:
             entry.handles.append(None)
 
     confirmed = True
 
     def check(self) -> None:
-        """Raises nothing: the owner's use of it raises what its creation raised."""
+        """Raises what the object's creation is known to have failed of; its time may have run out."""
+        call = self.creation
+        if call is not None and call.done:
+            if call.failure is not None:
+                raise copy.copy(call.failure)
+            self.creation = None
+        self.entry.check()
+
+    def future(self) -> Future[None]:
+        """Returns the future of the object's creation."""
+        return self.entry.future()
 
     def __del__(self) -> None:
         entry = self.entry
@@ -154,6 +211,9 @@ class UserHandle:
         self.ref, self.owner = fork.ref, fork.owner
         self.creation: Call | None = None
         self.failure: ActorRPCError | None = None
+        self.type: Future[Any] | None = None
+        """The object's type, where it was asked for."""
+        self._future: Future[None] | None = None
 
     @property
     def confirmed(self) -> bool:
@@ -173,5 +233,64 @@ class UserHandle:
         if self.failure is not None:
             raise copy.copy(self.failure)
 
+    def future(self) -> Future[None]:
+        """Returns the future of the object's creation, or of the recording of the fork; the same each time."""
+        with self.service.door:
+            if self._future is None:
+                self._future = self._made()
+            return self._future
+
+    def _made(self) -> Future[None]:
+        service, call, future = self.service, self.creation, Future._of(self.service.worker)
+        if call is None or self.failure is not None:
+            _complete(future, copy.copy(self.failure))
+            return future
+        once = threading.Lock()
+
+        def finish(call: Call) -> None:
+            if once.acquire(False):
+                _settle(service.worker, future, service.failure_of(call) if call.failed else None)
+
+        call.then, call.urgent = finish, True
+        if call.done:  # it came before it could see what hangs on it
+            finish(call)
+        return future
+
     def __del__(self) -> None:
         self.service.worker.keeper.drop(self.fork)
+
+
+def _to_keep(error: BaseException) -> BaseException:
+    """Copies an error without its frames, which refer to all sorts of things, references too; they are kept as text."""
+    kept = _copied(error)
+    if kept is not error:
+        kept.__cause__ = RemoteTraceback("".join(traceback.format_exception(error)))
+    return kept
+
+
+def _copied(error: BaseException) -> BaseException:
+    """Copies an error, to be raised; returns one itself that cannot be copied."""
+    try:
+        made = copy.copy(error)
+    except Exception:
+        made = error
+    if type(made) is not type(error):
+        made = error
+    made.__cause__ = error.__cause__
+    return made.with_traceback(None)
+
+
+def _settle(worker: Worker, future: Future[None], error: BaseException | None) -> None:
+    """Completes a future of a creation, on a thread on which callbacks may run."""
+
+    if worker.open:
+        worker.crew.submit(Job(Lane.FREE, lambda _: _complete(future, error), None))
+    else:
+        _complete(future, error)
+
+
+def _complete(future: Future[None], error: BaseException | None) -> None:
+    if error is None:
+        future.set_result(None)
+    else:
+        future.set_exception(error)

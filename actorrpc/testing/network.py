@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from actorrpc.wire.envelope import Frame
 
 _LATENCY_SECONDS = 200e-6
+_STALL_SECONDS = 10e-3
 
 
 class Network:
@@ -19,19 +20,27 @@ class Network:
 
     Arguments:
         simulation: whose time and seed.
+
+    Attributes:
+        carried: how many messages have arrived.
+        stalls: the share of messages that take much longer than the others, and hold up those behind them.
     """
 
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
         self.transports: dict[str, SimTransport] = {}
         self.carried = 0
+        self.stalls = 0.0
         self._last: dict[tuple[str, str], float] = {}
 
     def carry(self, source: SimTransport, to: str, frames: Sequence[Frame]) -> None:
         """Takes a message from a sender; it arrives some time later, unless either end is gone by then."""
         simulation = self.simulation
         way = source.address, to
-        time = max(self._last.get(way, 0.0) + 1e-9, simulation.time + simulation.random.random() * _LATENCY_SECONDS)
+        latency = simulation.random.random() * _LATENCY_SECONDS
+        if self.stalls and simulation.random.random() < self.stalls:
+            latency = simulation.random.random() * _STALL_SECONDS
+        time = max(self._last.get(way, 0.0) + 1e-9, simulation.time + latency)
         self._last[way] = time
         copies: list[Frame] = [bytes(frames[0]), *(bytearray(f) for f in frames[1:])]
 

@@ -51,7 +51,8 @@ class SimWorld:
             self.sessions.append(session)
         for session in self.sessions:
             session.worker.members.admit(records)
-        self._dead: set[int] = set()
+        self.dead: set[int] = set()
+        """The ranks that were killed."""
 
     def __enter__(self) -> Self:
         self._on_each(lambda session: session.worker.start())
@@ -105,22 +106,22 @@ class SimWorld:
 
     def kill(self, rank: int, noticed_after: float = 0.01) -> None:
         """Has a worker die; the others notice it some time later."""
-        self._dead.add(rank)
+        self.dead.add(rank)
         self.simulation.freeze(rank)
         self.sessions[rank].worker.transport.close()
         for session in self.sessions:
-            if session.worker.id not in self._dead:
+            if session.worker.id not in self.dead:
                 worker = session.worker
                 notice = functools.partial(worker.members.lose, rank, "it was killed")
                 self.simulation.at(self.simulation.time + noticed_after, notice)
 
     def _on_each(self, run: Callable[[Session], None]) -> None:
-        living = [(rank, session) for rank, session in enumerate(self.sessions) if rank not in self._dead]
+        living = [(rank, session) for rank, session in enumerate(self.sessions) if rank not in self.dead]
         self._run([(rank, functools.partial(run, session)) for rank, session in living])
 
     def _run(self, programs: list[tuple[int, Callable[[], None]]]) -> None:
         tasks = [self.simulation.spawn(program, f"program-{rank}", rank) for rank, program in programs]
-        self.simulation.run_until(lambda: all(t.done or t.owner in self._dead for t in tasks))
+        self.simulation.run_until(lambda: all(t.done or t.owner in self.dead for t in tasks))
         for task in tasks:
             if task.error is not None:
                 raise task.error
