@@ -124,6 +124,7 @@ class FilePlace:
         self._size = 1 if deletes else -1
         self._path = path
         self._store: FileStore | None = None
+        self._is_closed = False
         self._mark = -1  # a descriptor of the file that the store began with: while it is open, no other has its inode
 
     def publish(self, hint: bytes, deadline: float) -> None:
@@ -139,6 +140,7 @@ class FilePlace:
         return _value(self._open())
 
     def close(self) -> None:
+        self._is_closed = True
         if self._store is not None:
             with contextlib.suppress(OSError, RendezvousError):
                 self._await_lock(time.monotonic() + 1.0)  # closing writes, and would wait for it with the GIL
@@ -149,6 +151,8 @@ class FilePlace:
         """The store; a new one where the file was replaced, since torch reads on from where it was."""
         self._await_lock(time.monotonic() + 5.0)
         if self._store is None or not self._is_marked():
+            if self._is_closed:  # while this attempt, given up by its caller, went on
+                raise RendezvousError("this place was closed", address=self.address)
             self._unmark()
             self._mark = os.open(self._path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o644)
             self._store = FileStore(str(self._path), self._size)
