@@ -155,7 +155,7 @@ def shutdown(graceful: bool = True, timeout: float = 0) -> None:
     Raises:
         RuntimeError: this worker was launched in a role, so that `launch` ends the world itself; or a graceful end was
             asked for by a handler.
-        RendezvousError: time ran out; the worker is closed all the same.
+        RendezvousError: time ran out (it says who is late); the worker is closed all the same.
         WorkerLostError: rank 0 was lost, so that nobody can say when all is done; the worker is closed all the same.
     """
     other = foreign()

@@ -24,6 +24,7 @@ from actorrpc.runtime.interrupts import InterruptShield
 from actorrpc.runtime.peers import Record
 from actorrpc.runtime.worker import Worker, new_incarnation
 from actorrpc.services import executor, rendezvous
+from actorrpc.services.address import local_address
 from actorrpc.services.autograd import Autograd
 from actorrpc.services.directory import Member
 from actorrpc.services.leaks import Leaks
@@ -109,14 +110,14 @@ class Session:
 
         Raises:
             WorkerLostError: rank 0 was lost meanwhile.
-            RendezvousError: `timeout` seconds (0: without bound) were not enough.
+            RendezvousError: `timeout` seconds (0: without bound) were not enough; it says who is late.
         """
         worker, member = self.worker, self.member
         deadline = worker.clock.now() + timeout if timeout > 0 else None
         member.arrive()
         if not worker.wait(member.ended, deadline, lead=False):
             raise RendezvousError(
-                f"{worker} waited {timeout:g} s in shutdown for the other workers to end their work; "
+                f"{worker} waited {timeout:g} s in shutdown for the other workers to end their work; {member.late()}; "
                 f"shutdown(graceful=False) does not wait"
             )
         if member.orphaned is not None:
@@ -260,7 +261,8 @@ def withdraw(name: object, rank: int, world_size: int, init_method: str, fault: 
 def _prepare(name: str, rank: int, options: RpcBackendOptions, role: str, index: int) -> Session:
     store = HintStore(options.init_method, rank)
     try:
-        transport = ZmqTransport(_local_address(store.master_host))
+        transport = ZmqTransport(local_address(store.master_host))
+        log.info("%s (rank %d) listens at %s", name, rank, ", ".join(transport.endpoints))
         record = Record(
             rank, name, new_incarnation(), tuple(transport.endpoints), socket.gethostname(), _boot(), os.getpid(),
             role, index,
@@ -292,19 +294,6 @@ def check_name(name: object) -> None:
         raise ValueError(f"worker name {name!r}: a name is made of letters, digits, '_', ':' and '-' only")
     if len(name) >= _NAME_LIMIT:
         raise ValueError(f"worker name {name!r} has {len(name)} characters; it must have fewer than {_NAME_LIMIT}")
-
-
-def _local_address(master: str | None) -> str:
-    """Picks the address to bind: loopback for a local world, else that of the interface that reaches rank 0."""
-    if master is None:
-        return "127.0.0.1"
-    try:
-        family, _, _, _, address = socket.getaddrinfo(master.strip("[]"), 9, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect(address)  # sends nothing; it only asks for the route
-            return str(probe.getsockname()[0]).split("%")[0]
-    except OSError as e:
-        raise RendezvousError(f"no way to rank 0's host {master!r}: {e}; is MASTER_ADDR right?") from e
 
 
 def _boot() -> str:

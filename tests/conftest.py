@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import tempfile
 from collections.abc import Iterator
 from multiprocessing import forkserver, resource_tracker
 
@@ -40,6 +41,13 @@ def _no_process_is_left() -> Iterator[None]:
                 texts.append(f"{process.pid}: {' '.join(process.cmdline())[:200]} ({process.status()})")
             process.kill()
     assert not texts, "processes are left:\n" + "\n".join(texts)
+
+
+@pytest.fixture
+def meet() -> Iterator[str]:
+    """A file to meet at."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield f"file://{folder}/meet"
 
 
 @pytest.fixture(scope="module")

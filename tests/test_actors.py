@@ -14,6 +14,7 @@ import pytest
 
 import actorrpc as rpc
 from tests.checks import Checks, options, until
+from tests.forking import in_child
 
 check = Checks()
 
@@ -121,6 +122,11 @@ class Plain(rpc.Actor):
 
     def touch_later(self, driver: rpc.RRef[Driver], what: object) -> None:
         driver.tell().touched(what)
+
+    def fork_and_call(self, other: rpc.RRef[Plain]) -> dict[str, str]:
+        wrong = refusals({"call": lambda: other.rpc_sync(timeout=4).identity(), "spawn": lambda: Plain.spawn(0)})
+        assert other.rpc_sync(timeout=10).note("parent") == "parent"
+        return wrong
 
     def fail(self, error: BaseException) -> None:
         raise error
@@ -368,6 +374,39 @@ def main_is_served_by_one_handler_at_a_time(driver: Driver) -> None:
     for future in futures:
         future.wait()
     assert len(driver.seen) == 60
+
+
+def refusals(actions: dict[str, Any]) -> dict[str, str]:
+    """Tries each in a forked child; returns what was not refused as it should be."""
+    got = {name: in_child(action) for name, action in actions.items()}
+    return {name: text for name, text in got.items() if "NotAMemberError" not in text or "forked" not in text}
+
+
+@check
+def children_forked_in_main_are_refused_and_main_goes_on(driver: Driver) -> None:
+    plain = driver.world.plain[0]
+    plain.rpc_sync().take()
+    for number in range(2):
+        actions = {
+            "call": lambda: plain.rpc_sync(timeout=4).note("child"),
+            "tell": lambda: plain.tell().note("child"),
+            "group": lambda: driver.world.plain.rpc_sync(timeout=4).note("child"),
+            "rpc": lambda: rpc.rpc_sync("plain:0", abs, args=(-1,), timeout=4),
+            "itself": lambda: driver.rref.rpc_sync(timeout=4).touched("child"),
+            "spawn": lambda: Plain.spawn("plain:0"),
+        }
+        assert not (wrong := refusals(actions)), wrong
+        assert plain.rpc_sync(timeout=10).note(number) == number
+    assert plain.rpc_sync().take() == [0, 1]
+    driver.seen.clear()
+    assert plain.rpc_sync(timeout=10).touch(driver.rref, "here") == "here"
+
+
+@check
+def children_forked_in_an_actors_handler_are_refused_and_it_goes_on(driver: Driver) -> None:
+    a, b = driver.world.plain
+    assert not (wrong := a.rpc_sync().fork_and_call(b)), wrong
+    assert a.rpc_sync().bounce(a, b, 3) == ["plain:0", "plain:1"] * 2
 
 
 # --- chains -----------------------------------------------------------------------------------------------------------

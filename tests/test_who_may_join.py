@@ -23,7 +23,7 @@ from actorrpc.runtime import worker
 from actorrpc.services import roster
 from actorrpc.services.devices import Placement
 from actorrpc.wire import envelope
-from tests.test_worlds_begin_and_end import free_port
+from tests.joining import free_port
 from tests.worlds import STANDING, World, until
 
 theirs: Any = torch.distributed.rpc

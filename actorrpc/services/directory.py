@@ -15,6 +15,7 @@ from actorrpc.runtime.peers import Standing
 from actorrpc.services.devices import Placement, placement
 from actorrpc.services.ids import DIRECTORY, MEMBER
 from actorrpc.services.roster import Hello, Roster
+from actorrpc.wire.envelope import Flag
 
 if TYPE_CHECKING:
     from actorrpc.runtime.message import Message
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from actorrpc.runtime.worker import Worker
 
 log = logging.getLogger("actorrpc")
+_WORD_SECONDS = 2.0
 
 
 class Directory:
@@ -45,6 +47,7 @@ class Directory:
         self._round = 0
         self._answers: dict[int, tuple[bool, dict[int, tuple[int, int]]]] = {}
         self._last: dict[tuple[int, int], int] | None = None
+        self._busy: list[int] = []
         worker.services[Directory] = self
         worker.greeted = self._greeted
         worker.cells[DIRECTORY] = ServiceCell(worker, Lane.CONTROL, self._handle)
@@ -134,6 +137,17 @@ class Directory:
             self._answers[message.caller] = rest[1]
             if self._answers.keys() >= set(self._members()):
                 self._judge()
+        elif verb == "late?":
+            message.reply(self._late())
+
+    def _late(self) -> str:
+        """Says in words what the end of the world waits for."""
+        members = self._members()
+        late = [n for n in members if n not in self._done]
+        who = ", ".join(str(self._worker.peers[n].record) for n in late or self._busy if n in members)
+        if late:
+            return f"not in shutdown yet: {who}"
+        return f"all are in shutdown; calls or handlers are under way at {who or 'some of them'}"
 
     def end_world(self) -> None:
         """Tells all members that the world's work is done, whether or not theirs is."""
@@ -159,10 +173,10 @@ class Directory:
         """Ends the world when all are quiet, all that was sent has come, and neither has changed for two rounds."""
         members = set(self._members())
         counts = {n: count for n, (_, count) in self._answers.items() if n in members}
-        quiet = all(self._answers[n][0] for n in counts)
+        self._busy = [n for n in counts if not self._answers[n][0]]
         sent = {(a, b): told for a, count in counts.items() for b, (told, _) in count.items() if b in counts}
         come = {(a, b): heard for b, count in counts.items() for a, (_, heard) in count.items() if a in counts}
-        settled = quiet and all(come.get(pair, 0) == told for pair, told in sent.items())
+        settled = not self._busy and all(come.get(pair, 0) == told for pair, told in sent.items())
         if settled and sent == self._last:
             self._tell_all(("stop",))
             return
@@ -213,6 +227,15 @@ class Member:
             WorkerLostError: rank 0 is gone.
         """
         self._worker.tell(0, DIRECTORY, ("done",), control=True)
+
+    def late(self) -> str:
+        """Asks the directory what the end of the world waits for; returns it in words, soon."""
+        worker = self._worker
+        try:
+            call = worker.request(0, DIRECTORY, ("late?",), _WORD_SECONDS, flags=Flag.CONTROL)
+            return str(worker.wait_result(call))
+        except ActorRPCError as e:
+            return f"rank 0 does not say for whom ({e})"
 
     def say_goodbye(self, reason: str) -> None:
         """Tells the others that this worker leaves; those that it never spoke to hear it from rank 0."""

@@ -124,7 +124,8 @@ class FilePlace:
         self._size = 1 if deletes else -1
         self._path = path
         self._store: FileStore | None = None
-        self._seen = (0, 0)  # inode and size
+        self._is_closed = False
+        self._mark = -1  # a descriptor of the file that the store began with: while it is open, no other has its inode
 
     def publish(self, hint: bytes, deadline: float) -> None:
         if not self._path.parent.is_dir():
@@ -139,27 +140,36 @@ class FilePlace:
         return _value(self._open())
 
     def close(self) -> None:
+        self._is_closed = True
         if self._store is not None:
             with contextlib.suppress(OSError, RendezvousError):
                 self._await_lock(time.monotonic() + 1.0)  # closing writes, and would wait for it with the GIL
         self._store = None
+        self._unmark()
 
     def _open(self) -> FileStore:
         """The store; a new one where the file was replaced, since torch reads on from where it was."""
         self._await_lock(time.monotonic() + 5.0)
-        seen = self._look()
-        if self._store is None or seen[0] != self._seen[0] or seen[1] < self._seen[1]:
+        if self._store is None or not self._is_marked():
+            if self._is_closed:  # while this attempt, given up by its caller, went on
+                raise RendezvousError("this place was closed", address=self.address)
+            self._unmark()
+            self._mark = os.open(self._path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o644)
             self._store = FileStore(str(self._path), self._size)
             self._store.set_timeout(timedelta(seconds=2))
-        self._seen = self._look()
         return self._store
 
-    def _look(self) -> tuple[int, int]:
+    def _is_marked(self) -> bool:
+        """Whether the file is still the one that the store began with."""
         try:
-            status = self._path.stat()
-        except FileNotFoundError:
-            return (0, 0)
-        return (status.st_ino, status.st_size)
+            return os.path.samestat(os.fstat(self._mark), self._path.stat())
+        except OSError:
+            return False
+
+    def _unmark(self) -> None:
+        mark, self._mark = self._mark, -1
+        if mark >= 0:
+            os.close(mark)
 
     def _await_lock(self, deadline: float) -> None:
         """Return when nobody holds the file's lock, and the file is a store; OSError, RendezvousError otherwise."""

@@ -67,7 +67,7 @@ class _Joining:
         self._verdict = Completion()
         self._answer: dict[str, Any] = {}
         self._status = ""
-        self._session = ""
+        self._session = self._where = ""
         self._hello = hello.to_json()
         worker.greeted = self._greeted
 
@@ -87,7 +87,7 @@ class _Joining:
         worker.greeted = None
         worker.transport.hang_up(_WAY, 0.1)
         if not self._verdict.done:
-            where = "rank 0 has published no address" if hint is None else "rank 0 does not answer at its address"
+            where = f"rank 0 does not answer at {self._where}" if self._where else "rank 0 has published no address"
             raise RendezvousError(f"{worker} could not join its world: time ran out; {self._status or where}")
         if "refused" in self._answer:
             kind = DeviceMapError if self._answer.get("about_devices") else RendezvousError
@@ -101,7 +101,7 @@ class _Joining:
             data = json.loads(hint)
             session, endpoints = str(data["session"]), [str(e) for e in data["endpoints"]]
             self._worker.transport.dial(_WAY, endpoints)
-            self._session = session
+            self._session, self._where = session, " or ".join(endpoints)
         except Exception:
             self._session = ""  # somebody else's words: read it again
 

@@ -37,9 +37,13 @@ class HeldFolder:
         self.path = tempfile.mkdtemp(prefix=_PREFIX, dir=base)
         self._lock = -1
         if AVAILABLE:
-            self._lock = os.open(f"{self.path}/new", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-            fcntl.flock(self._lock, fcntl.LOCK_EX)
-            os.rename(f"{self.path}/new", f"{self.path}/lock")  # seen by others only when it is held
+            try:
+                self._lock = os.open(f"{self.path}/new", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+                fcntl.flock(self._lock, fcntl.LOCK_EX)
+                os.rename(f"{self.path}/new", f"{self.path}/lock")  # seen by others only when it is held
+            except OSError:  # the disk is full, say
+                self.close()
+                raise
 
     def close(self) -> None:
         """Removes the folder and all that is in it."""

@@ -13,6 +13,7 @@ ZeroMQ facts that bind this file:
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import struct
 import sys
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import zmq
 
+from actorrpc.errors import RendezvousError
 from actorrpc.wire import folders
 from actorrpc.wire.exposed import exposed
 from actorrpc.wire.folders import HeldFolder
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
     from actorrpc.wire.envelope import Frame
 
+log = logging.getLogger("actorrpc")
 _IPC_PATH_LIMIT = 100
 _COPY_BELOW = 65536
 """Bytes below which copying a frame beats handing its memory to ZeroMQ."""
@@ -48,6 +51,9 @@ class ZmqTransport:
         address: the local IP address to bind, without brackets.
         ipc: also listen on an `ipc` socket, for peers on this host.
         max_sockets: how many sockets the context may open.
+
+    Raises:
+        RendezvousError: this host does not have the address.
     """
 
     def __init__(self, address: str = "127.0.0.1", *, ipc: bool = True, max_sockets: int = 65536) -> None:
@@ -84,11 +90,15 @@ class ZmqTransport:
                 endpoint = f"ipc://{self._folder.path}/inbox"
                 inbox.bind(endpoint)
                 endpoints.append(endpoint)
-            except (OSError, zmq.ZMQError):
+            except (OSError, zmq.ZMQError) as e:
                 self._remove_folder()
+                log.info("no ipc socket to be had (%s); peers on this host come by tcp", e)
         v6 = ":" in address
         inbox.setsockopt(zmq.IPV6, int(v6))
-        inbox.bind(f"tcp://[{address}]:*" if v6 else f"tcp://{address}:*")
+        try:
+            inbox.bind(f"tcp://[{address}]:*" if v6 else f"tcp://{address}:*")
+        except zmq.ZMQError as e:
+            raise RendezvousError(f"cannot listen at {address}: {e}; is it an address of this host?") from e
         endpoints.append(inbox.getsockopt_string(zmq.LAST_ENDPOINT))
         return endpoints
 

@@ -385,6 +385,18 @@ def test_a_file_removed_by_hand_is_followed(make: Make, tmp_path: Path, child: C
     read_until(reader, b"new")
 
 
+def test_a_file_replaced_by_one_of_the_same_size_is_followed(make: Make, tmp_path: Path) -> None:
+    """As where a world follows another at the same file: the file system may give the new one the old one's number."""
+    path = tmp_path / "store"
+    make(f"file://{path}", 0).publish(b"hint 0", soon())
+    reader = make(f"file://{path}", 1)
+    for i in range(8):
+        read_until(reader, b"hint %d" % i, 5)
+        data = path.read_bytes()
+        path.unlink()
+        path.write_bytes(data.replace(b"hint %d" % i, b"hint %d" % (i + 1)))
+
+
 def test_a_file_that_is_no_store_or_has_no_folder_is_told(make: Make, tmp_path: Path) -> None:
     (tmp_path / "text").write_text("This is a text, and not a store of torch's at all.")
     for rank in (0, 1):

@@ -1,0 +1,49 @@
+"""The process group and the RPC world meet at one and the same tcp:// address.
+
+torchrun --nproc-per-node 2 one_address_for_both.py
+"""
+
+from __future__ import annotations
+
+import os
+
+import torch.distributed as dist
+
+import actorrpc as rpc
+
+
+def worker_function(a: int, b: int) -> int:
+    """Runs on the worker that is called."""
+    info = rpc.get_worker_info()
+    print(f"Worker {info.name} received a call with a={a}, b={b}")
+    return a + b
+
+
+def main() -> None:
+    rank = int(os.environ["RANK"])
+    world_size = int(os.environ["WORLD_SIZE"])
+    master_addr = os.environ["MASTER_ADDR"]
+    master_port = int(os.environ["MASTER_PORT"])
+    address = f"tcp://{master_addr}:{master_port}"
+    print(f"master addr: {master_addr}:{master_port}")
+
+    dist.init_process_group(backend="gloo", rank=rank, world_size=2, init_method=address)
+
+    options = rpc.TensorPipeRpcBackendOptions(init_method=address, num_worker_threads=2, rpc_timeout=10)
+    print(f"rank {rank} start init_rpc..., dist.is_initialized={dist.is_initialized()}")
+    rpc.init_rpc(name=f"worker_{rank}", rank=rank, world_size=world_size, rpc_backend_options=options)
+    print(f"rank {rank} have done init_rpc")
+    print(f"Worker {rank} is ready.")
+
+    if rank == 0:
+        result = rpc.rpc_sync(to="worker_1", func=worker_function, args=(10, 20))
+        print(f"Worker 0 received sync result from Worker 1: {result}")
+    else:
+        print("--- Worker 1 is waiting for RPC calls ---")
+
+    rpc.shutdown()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
