@@ -201,7 +201,7 @@ def test_handlers_run_with_a_clean_torch_state_and_leave_none_behind() -> None:
 
 MAIN = """
     import faulthandler, sys
-    faulthandler.dump_traceback_later(40, exit=True)  # in every process of it: none stays, and a hang shows where
+    faulthandler.dump_traceback_later(90, exit=True)  # in every process of it: none stays, and a hang shows where
     import torch.multiprocessing as mp
     import actorrpc as rpc
 
@@ -255,7 +255,7 @@ def test_things_of_the_main_module_go_both_ways_under_spawn(where: str, tmp_path
     script.write_text(textwrap.dedent(MAIN))
     done = subprocess.run(
         [sys.executable, str(script), str(tmp_path / "meet"), where],
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=110, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.split("\n"))[-2:] == ["fine 0", "fine 1"]

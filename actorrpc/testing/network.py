@@ -67,6 +67,7 @@ class SimTransport:
         self._ways.pop(peer, None)
 
     holding = crowded = False
+    emptied = 0
 
     def flush(self) -> None:
         pass
