@@ -61,10 +61,17 @@ def join(
     world_size = world_size if world_size is not None else _environment("WORLD_SIZE", "world_size")
     if not 0 <= rank < world_size:
         raise ValueError(f"rank {rank} is outside of a world of {world_size}: ranks are 0 to world_size - 1")
-    session = open_session(name, rank, world_size, options, role, index)
+    try:
+        return open_session(name, rank, world_size, options, role, index, _prepare)
+    except BaseException:
+        set_default(None)
+        raise
+
+
+def _prepare(session: Session) -> None:
+    """Has all in place before others can call: they may while this worker still waits to hear that all are there."""
     install(session)
     set_default(session)
-    return session
 
 
 def install(session: Session) -> None:

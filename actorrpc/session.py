@@ -25,10 +25,11 @@ from actorrpc.services import executor, rendezvous
 from actorrpc.services.directory import Member
 from actorrpc.services.objects import Objects
 from actorrpc.services.store import HintStore
+from actorrpc.wire.names import identity_of_main
 from actorrpc.wire.zeromq import ZmqTransport
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from actorrpc.options import RpcBackendOptions
 
@@ -182,15 +183,27 @@ def chosen(session: Session) -> Iterator[None]:
         _chosen.reset(token)
 
 
-def open_session(name: str, rank: int, world_size: int, options: RpcBackendOptions, role: str, index: int) -> Session:
-    """Makes a worker over ZeroMQ and joins its world. Raises as `init_rpc` does."""
+def open_session(
+    name: str,
+    rank: int,
+    world_size: int,
+    options: RpcBackendOptions,
+    role: str,
+    index: int,
+    prepare: Callable[[Session], None],
+) -> Session:
+    """Makes a worker over ZeroMQ and joins its world. Raises as `init_rpc` does.
+
+    Arguments: as for `rpc.join`, and
+        prepare: called before the worker starts; calls of others may come before this returns.
+    """
     check_name(name)
     store = HintStore(options.init_method, rank)
     try:
         transport = ZmqTransport(_local_address(store.master_host))
         record = Record(
             rank, name, new_incarnation(), tuple(transport.endpoints), socket.gethostname(), _boot(), os.getpid(),
-            role, index,
+            role, index, identity_of_main(),
         )  # fmt: skip
         worker = Worker(
             record, transport, SystemClock(), threads=options.num_worker_threads, timeout=options.rpc_timeout
@@ -199,6 +212,7 @@ def open_session(name: str, rank: int, world_size: int, options: RpcBackendOptio
         store.close()
         raise
     session = Session(worker, store)
+    prepare(session)
     session.enter(world_size, options.init_timeout, options.switch_interval)
     return session
 

@@ -94,31 +94,30 @@ class Worker:
 
     # -- sending
 
-    def write(self, body: object, peer: int, *, by_value: bool = False) -> tuple[Sequence[Frame], Parcel]:
-        """Writes a payload for a peer.
+    def write(self, body: object, to: int, *, by_value: bool = False) -> tuple[Sequence[Frame], Parcel]:
+        """Writes a payload for a peer: things of `__main__` by name where the peer has the same, else by value.
+
+        Arguments:
+            body: what to write.
+            to: the peer's worker id.
+            by_value: has things of `__main__` written by value in any case.
 
         Raises:
             SerializationError: a part of it cannot be written.
             BaseException: a reducer said so through `Parcel.failure`.
         """
-        parcel = Parcel(self, peer)
+        parcel = Parcel(self, to)
         try:
-            return self.codec.dumps(body, parcel, by_value=by_value), parcel
+            return self.codec.dumps(body, parcel, by_value=by_value or self._has_another_main(to)), parcel
         except BaseException:
             parcel.restart()
             if parcel.failure is not None:
                 raise parcel.failure from None
             raise
 
-    def _for_main(
-        self, frames: Sequence[Frame], parcel: Parcel, body: object, to: int
-    ) -> tuple[Sequence[Frame], Parcel]:
-        """Writes a payload with names of `__main__` by value where the peer is known not to know them."""
+    def _has_another_main(self, to: int) -> bool:
         peer = self.peers.get(to)
-        if peer is None or not peer.by_value:
-            return frames, parcel
-        parcel.restart()
-        return self.write(body, to, by_value=True)
+        return peer is not None and peer.by_value
 
     def chain(self) -> int:
         """Returns the call chain of the present thread's handler, or a new one.
@@ -167,16 +166,13 @@ class Worker:
             raise ValueError("timeout must be seconds (0: for ever), not NaN")
         frames, parcel = self.write(body, to)
         again = None
-        if mentions_main(frames):
-            frames, parcel = self._for_main(frames, parcel, body, to)
+        if mentions_main(frames) and not self._has_another_main(to):
             again = lambda: self.write(body, to, by_value=True)  # noqa: E731
         return self.calls.post(to, target, frames, timeout, what, parcel, again, then, note, flags)
 
     def tell(self, to: int, target: tuple[int, int], body: object, *, control: bool = False) -> None:
         """Sends a message that is not answered. `control`: see `Flag.CONTROL`. Raises as `request` does."""
         frames, parcel = self.write(body, to)
-        if mentions_main(frames):
-            frames, parcel = self._for_main(frames, parcel, body, to)
         frames = _snapshot(frames)
         try:
             flags = (Flag.REFS if parcel.refs else 0) | (Flag.CONTROL if control else 0)
@@ -368,7 +364,8 @@ class Worker:
         if not message.wants_answer:
             log.error("%s: a message from rank %d failed", self, message.caller, exc_info=error)
             return
-        self._answer(message, Kind.ERROR, flags, write_failure(error, str(self), self.codec))
+        by_value = self._has_another_main(message.caller)
+        self._answer(message, Kind.ERROR, flags, write_failure(error, str(self), self.codec, by_value))
 
     def _answer(
         self, message: Message, kind: Kind, flags: int, frames: Sequence[Frame], parcel: Parcel | None = None

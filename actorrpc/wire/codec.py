@@ -139,7 +139,7 @@ class Codec:
             notes: reducers that run meanwhile find it with `writing()`. If it has a method `restart`, that is called
                 each time what was written so far is thrown away.
             by_value: writes functions and classes of the main module themselves instead of their names, for a reader
-                that has another main module.
+                that has another main module. What names none is written as ever.
 
         Returns:
             The pickle, then the buffers, read-only and in the object's own memory.
@@ -150,6 +150,10 @@ class Codec:
         if len(copyreg.dispatch_table) != self._known:
             self._fill()
         if by_value:
+            plainly = self.dumps(obj, notes)
+            if not mentions_main(plainly):
+                return plainly
+            _restart(notes)
             return self._dumps_cloud(obj, notes, True)
         idle = self._idle
         pen = idle.pen
