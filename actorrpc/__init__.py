@@ -22,6 +22,7 @@ from actorrpc.errors import (
 from actorrpc.group import Group, GroupFuture
 from actorrpc.launch import launch
 from actorrpc.options import RpcBackendOptions
+from actorrpc.reducers import register_reducer
 from actorrpc.roles import Role
 from actorrpc.rpc import (
     _set_rpc_timeout,
@@ -68,6 +69,7 @@ __all__ = [
     "get_worker_info",
     "init_rpc",
     "launch",
+    "register_reducer",
     "remote",
     "rpc_async",
     "rpc_sync",

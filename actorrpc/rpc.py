@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from actorrpc import actor, rref
+from actorrpc import actor, reducers, rref
 from actorrpc.options import UNSET_RPC_TIMEOUT, RpcBackendOptions
 from actorrpc.runtime.futures import Future
 from actorrpc.runtime.handling import here
@@ -76,6 +76,7 @@ def _prepare(session: Session) -> None:
 
 def install(session: Session) -> None:
     """Teaches a worker what this room knows and those below do not: references and actors."""
+    reducers.install(session)
     rref.install(session)
     actor.install(session)
 

@@ -42,7 +42,7 @@ _default: Session | None = None
 _chosen: ContextVar[Session | None] = ContextVar("actorrpc_session", default=None)
 _forked = False
 _all: weakref.WeakSet[Session] = weakref.WeakSet()
-"""For a forked child, in which none of them works."""
+"""For a forked child, in which none of them works; and for what concerns them all."""
 
 
 class Session:
@@ -139,6 +139,11 @@ class Session:
         if self._switch_interval is not None:
             sys.setswitchinterval(self._switch_interval)
         self._shield.remove()
+
+
+def all_sessions() -> list[Session]:
+    """Returns the sessions of this process; there are several in a simulated world."""
+    return list(_all)
 
 
 def current() -> Session:

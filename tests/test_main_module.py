@@ -62,7 +62,7 @@ def resends() -> list[int]:
             seen.append(number)
         return answered(number, caller, failed, flags, *rest)
 
-    calls.answered = watched  # type: ignore[method-assign]
+    calls.answered = watched  # type: ignore[method-assign, assignment]
     return seen
 
 

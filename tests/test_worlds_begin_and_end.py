@@ -380,7 +380,7 @@ def test_the_first_call_may_come_before_init_rpc_has_returned(meet: str) -> None
                 enter(self, *args)
                 until(lambda: self.worker.peers[1].heard == 2, what="rank 1 did not call twice")
 
-            session.Session.enter = slow  # type: ignore[method-assign]
+            session.Session.enter = slow  # type: ignore[method-assign, assignment]
         rpc.init_rpc(f"w{rank}", rank=rank, world_size=2, rpc_backend_options=options(meet))
         if rank == 1:
             assert rpc.rpc_sync(0, reference_to_five).to_here() == 5

@@ -14,7 +14,7 @@ import threading
 import types
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import cloudpickle  # type: ignore[import-untyped]
 import torch
@@ -101,16 +101,20 @@ class _Idle(threading.local):
     pen: _Pen | None = None
 
 
+REDUCERS: Final[dict[type, _Reducer]] = {
+    **tensors.REDUCERS,
+    torch.jit.ScriptFunction: names.reduce_script_function,
+    torch.jit._script.RecursiveScriptModule: names.reduce_script_module,
+}
+"""What every codec begins with."""
+
+
 class Codec:
     """Writes and reads the messages of one worker. Any thread may use it, and reducers may use it themselves."""
 
     def __init__(self) -> None:
         self._idle = _Idle()
-        self._own: dict[type, _Reducer] = {
-            **tensors.REDUCERS,
-            torch.jit.ScriptFunction: names.reduce_script_function,
-            torch.jit._script.RecursiveScriptModule: names.reduce_script_module,
-        }
+        self._own = dict(REDUCERS)
         self._table: dict[type, _Reducer] = {}
         self._known = -1
         self._fill()
@@ -125,6 +129,12 @@ class Codec:
         """
         self._own[cls] = reducer
         self._fill()
+
+    def forget(self, cls: type) -> None:
+        """Takes a registration back; the class is written as it was before."""
+        if self._own.pop(cls, None) is not None:
+            self._table.pop(cls, None)
+            self._fill()
 
     def _fill(self) -> None:
         # A pickler's own table replaces copyreg's, to which others may add at any time. Changed in place: pens have it.
