@@ -63,7 +63,7 @@ class Worker:
     def __init__(self, record: Record, transport: Transport, clock: Clock, *, threads: int, timeout: float) -> None:
         self.record, self.transport, self.clock, self.timeout = record, transport, clock, timeout
         self.id = record.id
-        self.codec = Codec()
+        self.codec = Codec(f"on {record}")
         self.reference_readers: set[tuple[str, str]] = set()
         """The loading functions of references, by module and name: what is saved of answers that cannot be read."""
         self.members = Members(self)

@@ -20,7 +20,7 @@ import cloudpickle  # type: ignore[import-untyped]
 import torch
 from cloudpickle import cloudpickle as cloud
 
-from actorrpc.errors import DeserializationError, SerializationError
+from actorrpc.errors import DeserializationError, SerializationError, UnknownNameError
 from actorrpc.wire import names, tensors
 from actorrpc.wire.message import Reading, Writing, now, owned, plain, write_late
 
@@ -110,9 +110,14 @@ REDUCERS: Final[dict[type, _Reducer]] = {
 
 
 class Codec:
-    """Writes and reads the messages of one worker. Any thread may use it, and reducers may use it themselves."""
+    """Writes and reads the messages of one worker. Any thread may use it, and reducers may use it themselves.
 
-    def __init__(self) -> None:
+    Args:
+        where: which worker it is, for errors: "on so-and-so".
+    """
+
+    def __init__(self, where: str = "here") -> None:
+        self._where = where
         self._idle = _Idle()
         self._own = dict(REDUCERS)
         self._table: dict[type, _Reducer] = {}
@@ -273,11 +278,13 @@ class Codec:
             if names.needs_alias(data):
                 return names.load_aliased(data, buffers)
             return pickle.loads(data, buffers=buffers)
+        except UnknownNameError as missing:
+            raise names.unknown(missing.module, missing.name, missing.__cause__, self._where) from missing.__cause__
         except DeserializationError:
             raise
         except Exception as error:
             if isinstance(error, ImportError | AttributeError) and (found := names.missing(data, error)) is not None:
-                raise found from error
+                raise names.unknown(found.module, found.name, found.__cause__ or error, self._where) from error
             raise DeserializationError(f"cannot read a message: {_words(error)}") from error
         finally:
             now.reading = outer

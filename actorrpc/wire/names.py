@@ -90,14 +90,15 @@ def resolve(module: str, name: str) -> Any:
         raise unknown(module, name, error) from error
 
 
-def unknown(module: str, name: str, error: BaseException) -> UnknownNameError:
-    """The error for a name that is missing here; `error` is what importing it said."""
+def unknown(module: str, name: str, error: BaseException | None, where: str = "here") -> UnknownNameError:
+    """The error for a name that is missing in this process, of which `where` speaks; `error` is what importing said."""
     if name and not isinstance(error, ImportError):
-        what = f"the module {module!r} has no {name!r} here"
+        what = f"the module {module!r} has no {name!r} {where}"
     else:
-        what = f"the module {module!r} cannot be imported here" + (f" ({name!r} was asked of it)" if name else "")
+        what = f"the module {module!r} cannot be imported {where}" + (f" ({name!r} was asked of it)" if name else "")
     return UnknownNameError(
-        f"{what}: {error}. What a message refers to by name must be importable in the process that reads it.",
+        f"{what}: {error}. What a message refers to by name must be importable in the process that reads it: "
+        f"install the module there, or put its folder on the PYTHONPATH of all workers.",
         module=module,
         name=name,
     )
