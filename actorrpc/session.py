@@ -243,13 +243,19 @@ def _local_address(master: str | None) -> str:
     """Picks the address to bind: loopback for a local world, else that of the interface that reaches rank 0."""
     if master is None:
         return "127.0.0.1"
+    problem: OSError | None = None
     try:
-        family, _, _, _, address = socket.getaddrinfo(master.strip("[]"), 9, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect(address)  # sends nothing; it only asks for the route
-            return str(probe.getsockname()[0]).split("%")[0]
+        found = socket.getaddrinfo(master.strip("[]"), 9, type=socket.SOCK_DGRAM)
     except OSError as e:
-        raise RendezvousError(f"no way to rank 0's host {master!r}: {e}; is MASTER_ADDR right?") from e
+        found, problem = [], e
+    for family, _, _, _, address in found:  # a name may have an IPv6 address that this host has no way to
+        try:
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.connect(address)  # sends nothing; it only asks for the route
+                return str(probe.getsockname()[0]).split("%")[0]
+        except OSError as e:
+            problem = e
+    raise RendezvousError(f"no way to rank 0's host {master!r}: {problem}; is MASTER_ADDR right?") from problem
 
 
 def _boot() -> str:
