@@ -123,7 +123,16 @@ def test_a_new_process_may_take_the_name_and_rank_of_one_that_was_killed() -> No
         time.sleep(60)
 
     def new(plan: Plan) -> int:
-        join(1, plan)
+        def joined() -> bool:
+            try:
+                join(1, plan)
+            except rpc.RendezvousError as e:
+                if "two workers have rank 1" not in str(e):  # as long as the old world is there
+                    raise
+                return False
+            return True
+
+        until(joined)
         rpc.shutdown()
         return os.getpid()
 
@@ -147,6 +156,29 @@ def test_a_new_process_may_take_the_name_and_rank_of_one_that_was_killed() -> No
         until(lambda: not psutil.pid_exists(world.pid(1)) or psutil.Process(world.pid(1)).status() == "zombie", 20)
         world.start(2, new, plan)
         assert world.result(0) == world.result(2)
+
+
+def test_a_second_worker_of_a_name_is_refused_with_an_answer_and_harms_nobody() -> None:
+    def member(rank: int, plan: Plan) -> None:
+        join(rank, plan)
+        if rank == 1:
+            Path(f"{plan.folder}/joined").touch()
+            until(lambda: os.path.exists(f"{plan.folder}/refused"), 20)
+        rpc.rpc_sync(1 - rank, abs, args=(-1,))
+        rpc.shutdown()
+
+    def late(plan: Plan) -> None:
+        with raised_within(15), pytest.raises(rpc.RendezvousError, match="two workers have rank 1"):
+            join(1, plan)
+        Path(f"{plan.folder}/refused").touch()
+
+    with World(3, join=False) as world:
+        plan = Plan(**{**vars(world.plan), "size": 2})
+        for rank in range(2):
+            world.start(rank, member, rank, plan)
+        until(lambda: os.path.exists(f"{plan.folder}/joined"), 20)
+        world.start(2, late, plan)
+        world.results()
 
 
 @inside
