@@ -31,6 +31,7 @@ from actorrpc.errors import (
 from actorrpc.group import Group, GroupFuture
 from actorrpc.launch import launch
 from actorrpc.options import ProcessGroupRpcBackendOptions, RpcBackendOptions, TensorPipeRpcBackendOptions
+from actorrpc.reducers import register_reducer
 from actorrpc.roles import Role
 from actorrpc.rpc import (
     _set_rpc_timeout,
@@ -89,6 +90,7 @@ __all__ = [
     "init_rpc",
     "launch",
     "register_backend",
+    "register_reducer",
     "remote",
     "rpc_async",
     "rpc_sync",

@@ -6,7 +6,7 @@ import contextlib
 import os
 from typing import TYPE_CHECKING, Any
 
-from actorrpc import actor, rref
+from actorrpc import actor, reducers, rref
 from actorrpc.backends import BackendType, choose, end, register_backend, start
 from actorrpc.options import (
     DEFAULT_INIT_METHOD,
@@ -91,10 +91,17 @@ def join(
     """`init_rpc` for the library's own backend, with a role."""
     _check_fresh()
     rank, world_size = _numbers(rank, world_size)
-    session = open_session(name, rank, world_size, options, role, index)
+    try:
+        return open_session(name, rank, world_size, options, role, index, _prepare)
+    except BaseException:
+        set_default(None)
+        raise
+
+
+def _prepare(session: Session) -> None:
+    """Has all in place before others can call: they may while this worker still waits to hear that all are there."""
     install(session)
     set_default(session)
-    return session
 
 
 def _check_fresh() -> None:
@@ -131,6 +138,7 @@ register_backend("TENSORPIPE", _construct_own, _init_own)
 
 def install(session: Session) -> None:
     """Teaches a worker what this room knows and those below do not: references and actors."""
+    reducers.install(session)
     rref.install(session)
     actor.install(session)
 

@@ -33,10 +33,11 @@ from actorrpc.services.roster import Hello, versions_here
 from actorrpc.services.store import HintStore
 from actorrpc.version import VERSION
 from actorrpc.wire import envelope
+from actorrpc.wire.names import identity_of_main
 from actorrpc.wire.zeromq import ZmqTransport
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 log = logging.getLogger("actorrpc")
 _NAME = re.compile(r"[A-Za-z0-9_:-]+")
@@ -50,7 +51,7 @@ _foreign: Foreign | None = None
 _chosen: ContextVar[Session | None] = ContextVar("actorrpc_session", default=None)
 _forked = False
 _all: weakref.WeakSet[Session] = weakref.WeakSet()
-"""For a forked child, in which none of them works."""
+"""For a forked child, in which none of them works; and for what concerns them all."""
 
 
 @dataclass(frozen=True)
@@ -169,6 +170,11 @@ class Session:
         self._shield.remove()
 
 
+def all_sessions() -> list[Session]:
+    """Returns the sessions of this process; there are several in a simulated world."""
+    return list(_all)
+
+
 def current() -> Session:
     """Returns the session of the present thread.
 
@@ -227,11 +233,24 @@ def chosen(session: Session) -> Iterator[None]:
         _chosen.reset(token)
 
 
-def open_session(name: str, rank: int, world_size: int, options: RpcBackendOptions, role: str, index: int) -> Session:
-    """Makes a worker over ZeroMQ and joins its world. Raises as `init_rpc` does."""
+def open_session(
+    name: str,
+    rank: int,
+    world_size: int,
+    options: RpcBackendOptions,
+    role: str,
+    index: int,
+    prepare: Callable[[Session], None],
+) -> Session:
+    """Makes a worker over ZeroMQ and joins its world. Raises as `init_rpc` does.
+
+    Arguments: as for `rpc.join`, and
+        prepare: called before the worker starts; calls of others may come before this returns.
+    """
     check_name(name)
     devices, versions = devices_of(options), versions_here(VERSION)
-    session = _prepare(name, rank, options, role, index)
+    session = _made(name, rank, options, role, index)
+    prepare(session)
     if options.security_token is not None:
         log.warning(
             "%s: security_token is not used yet: calls are NOT authenticated or encrypted, and whoever reaches this "
@@ -250,7 +269,7 @@ def withdraw(name: object, rank: int, world_size: int, init_method: str, fault: 
     shown = name if isinstance(name, str) else repr(name)
     options = RpcBackendOptions(init_method=init_method, num_worker_threads=1, init_timeout=_WITHDRAWAL_SECONDS)
     try:
-        session = _prepare(shown[:_NAME_LIMIT], rank, options, "", 0)
+        session = _made(shown[:_NAME_LIMIT], rank, options, "", 0)
         reason = f"{type(fault).__name__}: {fault}"
         hello = Hello(session.worker.record, world_size, envelope.PROTOCOL, versions_here(VERSION), withdrawn=reason)
         session.enter(hello, options.init_timeout, None)
@@ -258,14 +277,14 @@ def withdraw(name: object, rank: int, world_size: int, init_method: str, fault: 
         log.debug("rank %d withdrew: %s", rank, e)
 
 
-def _prepare(name: str, rank: int, options: RpcBackendOptions, role: str, index: int) -> Session:
+def _made(name: str, rank: int, options: RpcBackendOptions, role: str, index: int) -> Session:
     store = HintStore(options.init_method, rank)
     try:
         transport = ZmqTransport(local_address(store.master_host))
         log.info("%s (rank %d) listens at %s", name, rank, ", ".join(transport.endpoints))
         record = Record(
             rank, name, new_incarnation(), tuple(transport.endpoints), socket.gethostname(), _boot(), os.getpid(),
-            role, index,
+            role, index, identity_of_main(),
         )  # fmt: skip
         worker = Worker(
             record, transport, SystemClock(), threads=options.num_worker_threads, timeout=options.rpc_timeout

@@ -13,7 +13,8 @@ import tempfile
 import textwrap
 import threading
 import time
-from collections.abc import Iterator
+import types
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -201,7 +202,7 @@ def test_handlers_run_with_a_clean_torch_state_and_leave_none_behind() -> None:
 
 MAIN = """
     import faulthandler, sys
-    faulthandler.dump_traceback_later(40, exit=True)  # in every process of it: none stays, and a hang shows where
+    faulthandler.dump_traceback_later(90, exit=True)  # in every process of it: none stays, and a hang shows where
     import torch.multiprocessing as mp
     import actorrpc as rpc
 
@@ -255,7 +256,7 @@ def test_things_of_the_main_module_go_both_ways_under_spawn(where: str, tmp_path
     script.write_text(textwrap.dedent(MAIN))
     done = subprocess.run(
         [sys.executable, str(script), str(tmp_path / "meet"), where],
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=110, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.split("\n"))[-2:] == ["fine 0", "fine 1"]
@@ -476,20 +477,76 @@ def test_arguments_that_cannot_be_written_or_read_end_the_call_soon() -> None:
 
 @inside
 def test_a_function_that_the_callee_does_not_know_is_named() -> None:
-    import types
-
     module = types.ModuleType("only_here")
     exec("def f(): return 1", vars(module))
     sys.modules["only_here"] = module
     try:
         with raised_within(2.0):
-            with pytest.raises(rpc.UnknownNameError, match="only_here") as caught:
+            words = r"'only_here' cannot be imported on worker \"worker1\""
+            with pytest.raises(rpc.UnknownNameError, match=words) as caught:
                 rpc.rpc_sync(OTHER, module.f)
             assert (caught.value.module, caught.value.name) == ("only_here", "f")
             with pytest.raises(rpc.UnknownNameError, match="only_here"):
                 rpc.remote(OTHER, module.f).to_here()
     finally:
         del sys.modules["only_here"]
+
+
+def lone_module(name: str) -> Any:
+    """Makes a module that no other process has, with a class in it."""
+    module = sys.modules[name] = types.ModuleType(name)
+    exec("class Lone:\n    class Inner: pass\nclass LoneError(Exception): pass", vars(module))
+    return module
+
+
+def lone_thing() -> Any:
+    return [lone_module("only_there").Lone()]
+
+
+def raise_lone() -> None:
+    raise lone_module("only_there").LoneError("no luck")
+
+
+@inside
+def test_a_class_in_an_argument_that_the_callee_lacks_is_named_with_the_worker() -> None:
+    module = lone_module("only_here")
+    ref = rpc.remote(OTHER, list)
+    try:
+        calls: list[Callable[[], Any]] = [
+            lambda: rpc.rpc_sync(OTHER, len, args=([{"deep": module.Lone()}],)),
+            lambda: rpc.rpc_async(OTHER, len, args=([module.Lone.Inner()],)).wait(),
+            lambda: ref.rpc_sync().append(module.Lone()),
+            lambda: rpc.remote(OTHER, list, args=([module.Lone],)).to_here(),
+            lambda: rpc.rpc_sync(OTHER, lambda: module.Lone()),
+        ]
+        for call in calls:
+            with pytest.raises(rpc.UnknownNameError, match=r"'only_here'.* on worker \"worker1\" \(rank 1") as caught:
+                call()
+            assert caught.value.module == "only_here"
+        sys.modules["torch"].only_here = module.Lone  # type: ignore[attr-defined]
+        module.Lone.__module__ = "torch"
+        module.Lone.__qualname__ = "only_here"
+        with pytest.raises(rpc.UnknownNameError, match=r"'torch' has no 'only_here' on worker \"worker1\""):
+            rpc.rpc_sync(OTHER, len, args=([module.Lone()],))
+    finally:
+        del sys.modules["only_here"]
+        vars(sys.modules["torch"]).pop("only_here", None)
+
+
+@inside
+def test_a_class_in_a_result_that_the_caller_lacks_is_named_with_the_caller() -> None:
+    calls: list[Callable[[], Any]] = [
+        lambda: rpc.rpc_sync(OTHER, lone_thing),
+        lambda: rpc.rpc_async(OTHER, lone_thing).wait(),
+        lambda: rpc.remote(OTHER, lone_thing).to_here(),
+    ]
+    for call in calls:
+        with pytest.raises(rpc.UnknownNameError, match=r"'only_there'.* on worker \"worker0\" \(rank 0") as caught:
+            call()
+        assert (caught.value.module, caught.value.name) == ("only_there", "Lone")
+    with pytest.raises(rpc.RemoteError, match=r"only_there\.LoneError: no luck") as error:
+        rpc.rpc_sync(OTHER, raise_lone)
+    assert error.value.type_name == "only_there.LoneError"
 
 
 # -- bad input

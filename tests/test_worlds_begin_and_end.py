@@ -368,6 +368,82 @@ def test_a_worker_that_dies_does_not_hold_up_the_others_shutdown(meet: str) -> N
     fine([outcomes[0], outcomes[2]])
 
 
+def slow_to_receive(when: Callable[[], bool]) -> None:
+    """Has this worker take in what came a second late, while a condition holds."""
+    transport = session.current().worker.transport
+    receive = transport.receive
+
+    def late(timeout: float | None) -> Any:
+        if when():
+            time.sleep(1.0)
+        return receive(timeout)
+
+    transport.receive = late  # type: ignore[method-assign]
+    transport.wake()
+
+
+def test_the_end_of_the_world_is_heard_though_its_sender_has_ended(meet: str) -> None:
+    def program(rank: int) -> None:
+        rpc.init_rpc(f"w{rank}", rank=rank, world_size=2, rpc_backend_options=options(meet))
+        if rank == 0:
+            rpc.shutdown()
+            os._exit(0)  # as children of multiprocessing end: at once
+        worker = session.current().worker
+        slow_to_receive(lambda: worker.ending)
+        greet_all(rank, 2)
+        rpc.shutdown()
+
+    fine(run_processes(program, 2)[1:])
+
+
+def test_an_answer_is_taken_in_though_its_sender_has_ended(meet: str) -> None:
+    def last_answer() -> int:
+        def end() -> None:
+            time.sleep(0.3)  # the answer leaves at once
+            os._exit(0)
+
+        threading.Thread(target=end, daemon=True).start()
+        return 7
+
+    def program(rank: int) -> None:
+        rpc.init_rpc(f"w{rank}", rank=rank, world_size=2, rpc_backend_options=options(meet))
+        if rank == 1:
+            time.sleep(20)
+        asked = threading.Event()
+        slow_to_receive(asked.is_set)
+        greet_all(rank, 2)
+        asked.set()
+        assert rpc.rpc_sync(1, last_answer) == 7
+        asked.clear()
+        with pytest.raises(rpc.WorkerLostError, match="its process"):
+            call_for_ever(1)
+        rpc.shutdown()
+
+    fine(run_processes(program, 2)[:1])
+
+
+def reference_to_five() -> rpc.RRef[int]:
+    return rpc.RRef(5)
+
+
+def test_the_first_call_may_come_before_init_rpc_has_returned(meet: str) -> None:
+    def program(rank: int) -> None:
+        if rank == 0:
+            enter = session.Session.enter
+
+            def slow(self: session.Session, *args: Any) -> None:
+                enter(self, *args)
+                until(lambda: self.worker.peers[1].heard == 2, what="rank 1 did not call twice")
+
+            session.Session.enter = slow  # type: ignore[method-assign, assignment]
+        rpc.init_rpc(f"w{rank}", rank=rank, world_size=2, rpc_backend_options=options(meet))
+        if rank == 1:
+            assert rpc.rpc_sync(0, reference_to_five).to_here() == 5
+        rpc.shutdown()
+
+    fine(run_processes(program, 2))
+
+
 def test_the_death_of_rank_0_ends_the_others_shutdown_with_an_error(meet: str) -> None:
     def program(rank: int) -> None:
         rpc.init_rpc(f"w{rank}", rank=rank, world_size=2, rpc_backend_options=options(meet))

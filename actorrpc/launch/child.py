@@ -21,8 +21,7 @@ from dataclasses import dataclass
 from multiprocessing import connection
 from typing import Literal, NoReturn
 
-import cloudpickle  # type: ignore[import-untyped]
-
+from actorrpc import reducers
 from actorrpc.launch.interrupts import INTERRUPTED, ignore_sigint, unblock_sigint
 
 READY = b"ready"
@@ -119,7 +118,7 @@ def _dump_value(value: object) -> bytes:
     if value is None:
         return b""
     try:
-        return bytes(cloudpickle.dumps(value, protocol=5))
+        return reducers.dumps(value, by_name=False)
     except Exception as exc:
         raise TypeError(f"the driver's return value ({type(value).__name__}) cannot be pickled: {exc}") from exc
 
@@ -131,7 +130,7 @@ def _raised(exc: BaseException) -> Report:
     except Exception:
         said = "(its str() fails)"
     try:
-        value = bytes(cloudpickle.dumps(exc, protocol=5))
+        value = reducers.dumps(exc, by_name=False)
     except Exception:
         value = b""
     name = type(exc).__qualname__

@@ -27,8 +27,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing import connection, resource_tracker
 
-import cloudpickle  # type: ignore[import-untyped]
-
+from actorrpc import reducers
 from actorrpc.errors import MemberDiedError
 from actorrpc.launch import child
 from actorrpc.launch.child import Report
@@ -128,8 +127,8 @@ def _pickled(member: Member) -> bytes:
     try:
         if _main_can_be_imported():  # things of __main__ then go by reference and keep their identity
             with contextlib.suppress(Exception):
-                return pickle.dumps(job, protocol=5)
-        return bytes(cloudpickle.dumps(job, protocol=5))
+                return reducers.dumps(job, by_name=True)
+        return reducers.dumps(job, by_name=False)
     except Exception as exc:
         raise TypeError(
             f'member "{member.name}" cannot be started: its function or arguments cannot be pickled ({exc}). '

@@ -272,11 +272,12 @@ def _raise(error: BaseException) -> None:
     raise error
 
 
-def _bare_copy(error: BaseException) -> BaseException:
-    """Copies an error without its traceback."""
+def _bare_copy(error: BaseException, depth: int = 8) -> BaseException:
+    """Copies an error and its causes without their tracebacks."""
     try:
         made = copy.copy(error)
-        made.__cause__ = error.__cause__
+        cause = error.__cause__
+        made.__cause__ = _bare_copy(cause, depth - 1) if cause is not None and depth else None
     except Exception:  # an exception class of the user's that cannot be copied
         made = RemoteError(f"{type(error).__qualname__}: {error}", type_name=type(error).__qualname__)
     return made.with_traceback(None)

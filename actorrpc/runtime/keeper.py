@@ -7,6 +7,7 @@ import os
 import select
 import threading
 from collections import deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from actorrpc.runtime.crew import TICK
@@ -24,6 +25,9 @@ log = logging.getLogger("actorrpc")
 _FOREVER = float("inf")
 _QUIET_TICKS = 20
 _WATCH_SECONDS = 0.2
+_LAST_WORDS_SECONDS = 0.1
+"""What ZeroMQ's thread gets to take in what an ended process sent; then the leader must have seen the inbox empty."""
+_LAST_WORDS_LIMIT = 5.0
 
 
 class Keeper:
@@ -47,6 +51,8 @@ class Keeper:
         self.bury: Callable[[], None] | None = None
         self._looked = 0.0
         self._pidfds: dict[int, int] = {}
+        self._ended: dict[int, _End] = {}
+        """Peers whose process has ended, and whose last messages may still be on their way through this one."""
         self._poll = select.poll() if hasattr(select, "poll") else None
 
     def start(self) -> None:
@@ -94,7 +100,8 @@ class Keeper:
             if not isinstance(e, ProcessLookupError):  # no descriptor to be had, say: not the peer's fault
                 log.warning("%s: the process of %s cannot be watched: %s", self._worker.record.name, record, e)
                 return
-            self._worker.members.lose(record.id, f"its process {record.pid} does not exist")
+            self._ended[record.id] = _End(self._worker.clock.now())
+            self._gate.open()
             return
         self._pidfds[record.id] = fd
         self._poll.register(fd, select.POLLIN)
@@ -102,6 +109,7 @@ class Keeper:
 
     def unwatch(self, number: int) -> None:
         """Stops watching a peer."""
+        self._ended.pop(number, None)
         fd = self._pidfds.pop(number, None)
         if fd is not None and self._poll is not None:
             self._poll.unregister(fd)
@@ -135,9 +143,11 @@ class Keeper:
             crew.submit(Job(Lane.CONTROL, self._bury, None))
         if self._pidfds and time - self._looked >= _WATCH_SECONDS:
             self._looked = time
-            self._look()
+            self._look(time)
+        if self._ended:
+            self._hear_out(time)
         worker.calls.settle_soon()
-        quiet = 0 if crew.tick(time) else quiet + 1
+        quiet = 0 if crew.tick(time) or self._ended else quiet + 1
         if quiet < _QUIET_TICKS:
             self._gate.wait(TICK)
             return quiet
@@ -170,15 +180,35 @@ class Keeper:
             worker.crew.submit(Job(Lane.CONTROL, _call, run))
         self.schedule(min(due, worker.calls.expire_due(time)))
 
-    def _look(self) -> None:
+    def _look(self, time: float) -> None:
         assert self._poll is not None
         ended = {fd for fd, _ in self._poll.poll(0)}
         for number, fd in list(self._pidfds.items()):
-            if fd in ended:
+            if fd in ended and number not in self._ended:
+                self._ended[number] = _End(time)
+
+    def _hear_out(self, time: float) -> None:
+        """Takes ended peers for lost once what they sent is in: an answer, a goodbye, the end of the world."""
+        transport = self._worker.transport
+        for number, end in list(self._ended.items()):
+            if end.emptied is None:
+                if time - end.at < _LAST_WORDS_SECONDS:
+                    continue
+                end.emptied = transport.emptied
+                transport.wake()  # a leader who sleeps goes round once
+            elif transport.emptied != end.emptied or time - end.at > _LAST_WORDS_LIMIT:
                 self.unwatch(number)
                 peer = self._worker.peers.get(number)
                 if peer is not None and peer.standing is Standing.MEMBER:
                     self._worker.members.lose(number, f"its process {peer.record.pid} has ended")
+
+
+@dataclass
+class _End:
+    """When the end of a peer's process was noticed, and how often the inbox had been empty a little later."""
+
+    at: float
+    emptied: int | None = None
 
 
 def _call(run: Callable[[], None]) -> None:

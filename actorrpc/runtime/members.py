@@ -46,7 +46,8 @@ class Members:
             for record in records:
                 known = self.peers.get(record.id)
                 if known is None or known.record.incarnation != record.incarnation:
-                    self.peers[record.id] = Peer(record)
+                    peer = self.peers[record.id] = Peer(record)
+                    peer.by_value = record.main != self._worker.record.main
                     self.names[record.name] = record.id
             early, self._early = self._early, []
             for frames in early:

@@ -26,6 +26,7 @@ class Record:
         host, boot: the host's name, and an id of its present boot, by which workers of one host know each other.
         pid: its process id there.
         role, index: what it is in a world that was launched by roles; "" and 0 elsewhere.
+        main: what its main module is made of; those who have the same can write names of it to each other.
     """
 
     id: int
@@ -37,6 +38,7 @@ class Record:
     pid: int
     role: str = ""
     index: int = 0
+    main: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Returns it as plain data."""
@@ -88,7 +90,7 @@ class Peer:
         told, heard: of these, the requests and tells that are not house-keeping.
         dialled: whether the way to it was opened.
         busy, deferred: whether a message is just being sent, and what is to follow it.
-        by_value: whether it is known not to know names of `__main__`.
+        by_value: whether it does not know this worker's names of `__main__`.
     """
 
     __slots__ = (

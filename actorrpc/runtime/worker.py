@@ -64,7 +64,7 @@ class Worker:
     def __init__(self, record: Record, transport: Transport, clock: Clock, *, threads: int, timeout: float) -> None:
         self.record, self.transport, self.clock, self.timeout = record, transport, clock, timeout
         self.id = record.id
-        self.codec = Codec()
+        self.codec = Codec(f"on {record}")
         self.reference_readers: set[tuple[str, str]] = set()
         """The loading functions of references, by module and name: what is saved of answers that cannot be read."""
         self.members = Members(self)
@@ -98,19 +98,25 @@ class Worker:
     # -- sending
 
     def write(
-        self, body: object, peer: int, context: int = NO_CONTEXT, *, by_value: bool = False
+        self, body: object, to: int, context: int = NO_CONTEXT, *, by_value: bool = False
     ) -> tuple[Sequence[Frame], Parcel]:
-        """Writes a payload for a peer. In an autograd context the tracer records the tensors in it.
+        """Writes a payload for a peer: things of `__main__` by name where the peer has the same, else by value.
+
+        Arguments:
+            body: what to write.
+            to: the peer's worker id.
+            context: the autograd context that it belongs to, in which the tracer records the tensors in it.
+            by_value: has things of `__main__` written by value in any case.
 
         Raises:
             SerializationError: a part of it cannot be written.
             BaseException: a reducer said so through `Parcel.failure`.
         """
-        parcel = Parcel(self, peer)
+        parcel = Parcel(self, to)
         if context != NO_CONTEXT and self.tracer is not None:
-            parcel.trace = self.tracer.sending(context, peer)
+            parcel.trace = self.tracer.sending(context, to)
         try:
-            frames = self.codec.dumps(body, parcel, by_value=by_value)
+            frames = self.codec.dumps(body, parcel, by_value=by_value or self._has_another_main(to))
             if parcel.trace is not None:
                 parcel.trace.seal()
             return frames, parcel
@@ -120,15 +126,9 @@ class Worker:
                 raise parcel.failure from parcel.failure.__cause__  # which may tell where it happened
             raise
 
-    def _for_main(
-        self, frames: Sequence[Frame], parcel: Parcel, body: object, to: int
-    ) -> tuple[Sequence[Frame], Parcel]:
-        """Writes a payload with names of `__main__` by value where the peer is known not to know them."""
+    def _has_another_main(self, to: int) -> bool:
         peer = self.peers.get(to)
-        if peer is None or not peer.by_value:
-            return frames, parcel
-        parcel.restart()
-        return self.write(body, to, parcel.trace.context if parcel.trace else NO_CONTEXT, by_value=True)
+        return peer is not None and peer.by_value
 
     def chain(self) -> int:
         """Returns the call chain of the present thread's handler, or a new one.
@@ -178,8 +178,7 @@ class Worker:
         context = here.context if torch.is_grad_enabled() else NO_CONTEXT
         frames, parcel = self.write(body, to, context)
         again = None
-        if mentions_main(frames):
-            frames, parcel = self._for_main(frames, parcel, body, to)
+        if mentions_main(frames) and not self._has_another_main(to):
             again = lambda: self.write(body, to, context, by_value=True)  # noqa: E731
         return self.calls.post(to, target, frames, timeout, what, parcel, again, then, note, flags, context=context)
 
@@ -187,8 +186,6 @@ class Worker:
         """Sends a message that is not answered. `control`: see `Flag.CONTROL`. Raises as `request` does."""
         context = here.context if not control and torch.is_grad_enabled() else NO_CONTEXT
         frames, parcel = self.write(body, to, context)
-        if mentions_main(frames):
-            frames, parcel = self._for_main(frames, parcel, body, to)
         frames = _snapshot(frames)
         try:
             flags = (Flag.REFS if parcel.refs else 0) | (Flag.CONTROL if control else 0)
@@ -355,7 +352,8 @@ class Worker:
         if not message.wants_answer:
             log.error("%s: a message from rank %d failed", self, message.caller, exc_info=error)
             return
-        self._answer(message, Kind.ERROR, flags, write_failure(error, str(self), self.codec))
+        by_value = self._has_another_main(message.caller)
+        self._answer(message, Kind.ERROR, flags, write_failure(error, str(self), self.codec, by_value))
 
     def _answer(
         self, message: Message, kind: Kind, flags: int, frames: Sequence[Frame], parcel: Parcel | None = None

@@ -28,6 +28,7 @@ def local_address(master: str | None) -> str:
         return given.strip("[]")
     if master is None:
         return _LOOPBACK
+    master = master.strip("[]")
     try:
         address = _source_address(master)
     except OSError as e:

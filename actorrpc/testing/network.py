@@ -76,6 +76,7 @@ class SimTransport:
         self._ways.pop(peer, None)
 
     holding = crowded = False
+    emptied = 0
 
     def flush(self) -> None:
         pass

@@ -14,13 +14,13 @@ import threading
 import types
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import cloudpickle  # type: ignore[import-untyped]
 import torch
 from cloudpickle import cloudpickle as cloud
 
-from actorrpc.errors import DeserializationError, SerializationError
+from actorrpc.errors import DeserializationError, SerializationError, UnknownNameError
 from actorrpc.wire import names, tensors
 from actorrpc.wire.message import Reading, Writing, now, owned, plain, write_late
 
@@ -101,16 +101,25 @@ class _Idle(threading.local):
     pen: _Pen | None = None
 
 
-class Codec:
-    """Writes and reads the messages of one worker. Any thread may use it, and reducers may use it themselves."""
+REDUCERS: Final[dict[type, _Reducer]] = {
+    **tensors.REDUCERS,
+    torch.jit.ScriptFunction: names.reduce_script_function,
+    torch.jit._script.RecursiveScriptModule: names.reduce_script_module,
+}
+"""What every codec begins with."""
 
-    def __init__(self) -> None:
+
+class Codec:
+    """Writes and reads the messages of one worker. Any thread may use it, and reducers may use it themselves.
+
+    Args:
+        where: which worker it is, for errors: "on so-and-so".
+    """
+
+    def __init__(self, where: str = "here") -> None:
+        self._where = where
         self._idle = _Idle()
-        self._own: dict[type, _Reducer] = {
-            **tensors.REDUCERS,
-            torch.jit.ScriptFunction: names.reduce_script_function,
-            torch.jit._script.RecursiveScriptModule: names.reduce_script_module,
-        }
+        self._own = dict(REDUCERS)
         self._table: dict[type, _Reducer] = {}
         self._known = -1
         self._fill()
@@ -125,6 +134,12 @@ class Codec:
         """
         self._own[cls] = reducer
         self._fill()
+
+    def forget(self, cls: type) -> None:
+        """Takes a registration back; the class is written as it was before."""
+        if self._own.pop(cls, None) is not None:
+            self._table.pop(cls, None)
+            self._fill()
 
     def _fill(self) -> None:
         # A pickler's own table replaces copyreg's, to which others may add at any time. Changed in place: pens have it.
@@ -141,7 +156,7 @@ class Codec:
                 tensors that require grad are not written as leaves: `trace.add(tensor)` gives a mark that goes with
                 the tensor, and the reader's `notes.trace.take(tensor, mark)` gets both.
             by_value: writes functions and classes of the main module themselves instead of their names, for a reader
-                that has another main module.
+                that has another main module. What names none is written as ever.
 
         Returns:
             The pickle, then the buffers, read-only and in the object's own memory.
@@ -152,6 +167,10 @@ class Codec:
         if len(copyreg.dispatch_table) != self._known:
             self._fill()
         if by_value:
+            plainly = self.dumps(obj, notes)
+            if not mentions_main(plainly):
+                return plainly
+            _restart(notes)
             return self._dumps_cloud(obj, notes, True)
         idle = self._idle
         pen = idle.pen
@@ -262,11 +281,13 @@ class Codec:
             if names.needs_alias(data):
                 return names.load_aliased(data, buffers)
             return pickle.loads(data, buffers=buffers)
+        except UnknownNameError as missing:
+            raise names.unknown(missing.module, missing.name, missing.__cause__, self._where) from missing.__cause__
         except DeserializationError:
             raise
         except Exception as error:
             if isinstance(error, ImportError | AttributeError) and (found := names.missing(data, error)) is not None:
-                raise found from error
+                raise names.unknown(found.module, found.name, found.__cause__ or error, self._where) from error
             raise DeserializationError(f"cannot read a message: {_words(error)}") from error
         finally:
             now.reading = outer

@@ -59,22 +59,24 @@ class Failure:
 _FIELDS: Final = fields_of(Failure)
 
 
-def write_failure(exc: BaseException, where: Where, codec: Codec) -> list[Frame]:
+def write_failure(exc: BaseException, where: Where, codec: Codec, by_value: bool = False) -> list[Frame]:
     """Writes an exception; whatever it holds, this does not raise.
 
     Args:
         exc: the exception, with its traceback and causes.
         where: where it happened; see `Where`.
         codec: writes what can be written of the exception itself.
+        by_value: see `Codec.dumps`.
     """
+    writer = _Writer(codec, by_value)
     try:
-        failure = _failure(exc, where, codec, _DEPTH)
+        failure = _failure(exc, where, writer, _DEPTH)
     except Exception:  # an exception that fights back harder than was thought of
         failure = Failure(_name(type(exc)), _text(exc), _rendered(exc), _place(where))
     return codec.dumps(astuple(failure))
 
 
-def read_failure(frames: Sequence[Any], codec: Codec) -> BaseException:
+def read_failure(frames: Sequence[Any], codec: Codec | _Writer) -> BaseException:
     """Reads an exception.
 
     Its `__cause__` is a `RemoteTraceback`. It may be a KeyboardInterrupt or SystemExit: raising it is up to the caller.
@@ -107,7 +109,18 @@ def read_failure(frames: Sequence[Any], codec: Codec) -> BaseException:
     return exc
 
 
-def _failure(exc: BaseException, where: Where, codec: Codec, depth: int) -> Failure:
+class _Writer:
+    """A codec that knows how things of the main module are to be written."""
+
+    def __init__(self, codec: Codec, by_value: bool) -> None:
+        self.loads = codec.loads
+        self._codec, self._by_value = codec, by_value
+
+    def dumps(self, obj: object) -> list[Frame]:
+        return self._codec.dumps(obj, by_value=self._by_value)
+
+
+def _failure(exc: BaseException, where: Where, codec: _Writer, depth: int) -> Failure:
     kind = type(exc)
     failure = Failure(_name(kind), _text(exc), _rendered(exc), _place(where))
     whole = _written(exc, codec)
@@ -133,7 +146,7 @@ def _plain(failure: Failure) -> tuple[str, str, str, str]:
     return failure.type_name, failure.text, failure.traceback, failure.where
 
 
-def _survives(exc: BaseException, whole: list[bytes], codec: Codec) -> bool:
+def _survives(exc: BaseException, whole: list[bytes], codec: _Writer) -> bool:
     # Same type is not enough: a constructor that decorates its message and passes it on decorates it once more.
     try:
         back = codec.loads(whole)
@@ -142,12 +155,12 @@ def _survives(exc: BaseException, whole: list[bytes], codec: Codec) -> bool:
         return False
 
 
-def _whole(failure: Failure, codec: Codec) -> BaseException | None:
+def _whole(failure: Failure, codec: Codec | _Writer) -> BaseException | None:
     exc = _read(failure.whole, codec)
     return exc if isinstance(exc, BaseException) else None
 
 
-def _remade(failure: Failure, codec: Codec) -> BaseException | None:
+def _remade(failure: Failure, codec: Codec | _Writer) -> BaseException | None:
     """The exception made without its constructor, which may want other arguments than `args`."""
     cls = _read(failure.cls, codec)
     if not (isinstance(cls, type) and issubclass(cls, BaseException)):
@@ -172,7 +185,7 @@ def _remade(failure: Failure, codec: Codec) -> BaseException | None:
     return exc
 
 
-def _read(blob: _Blob, codec: Codec) -> Any:
+def _read(blob: _Blob, codec: Codec | _Writer) -> Any:
     if blob is None:
         return None
     try:
@@ -181,14 +194,14 @@ def _read(blob: _Blob, codec: Codec) -> Any:
         return None
 
 
-def _written(obj: object, codec: Codec) -> _Blob:
+def _written(obj: object, codec: _Writer) -> _Blob:
     try:
         return [bytes(frame) for frame in codec.dumps(obj)]
     except Exception:
         return None
 
 
-def _kept(arg: object, codec: Codec) -> object:
+def _kept(arg: object, codec: _Writer) -> object:
     blob = _written(arg, codec)
     if blob is not None:
         try:
@@ -199,7 +212,7 @@ def _kept(arg: object, codec: Codec) -> object:
     return _safely(lambda: repr(arg), f"<{type(arg).__qualname__}>")
 
 
-def _state(exc: BaseException, codec: Codec) -> dict[str, object]:
+def _state(exc: BaseException, codec: _Writer) -> dict[str, object]:
     state = getattr(exc, "__dict__", None)
     if not isinstance(state, dict):
         return {}

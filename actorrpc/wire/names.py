@@ -6,6 +6,8 @@ in its parent there is only `__main__`. So either name in a message means the re
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import importlib
 import io
 import operator
@@ -13,7 +15,9 @@ import pickle
 import pickletools
 import re
 import sys
+import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -23,6 +27,24 @@ from actorrpc.errors import SerializationError, UnknownNameError
 MAINS: Final = ("__main__", "__mp_main__")
 _MAIN = re.compile(rb"__(?:mp_)?main__")
 _MP_MAIN = re.compile(rb"__mp_main__")
+
+
+_DRAWN: Final = uuid.uuid4().hex
+
+
+def identity_of_main() -> str:
+    """Says what this process's main module is made of: where two say the same, names of it mean the same to both.
+
+    It is a hash of the file that the module was read from. In a notebook or at a prompt, or where there is no file
+    (`-c`, stdin), it is drawn anew in each process, and inherited by its forks.
+    """
+    main = sys.modules.get("__main__")
+    if not hasattr(sys, "ps1"):
+        with contextlib.suppress(OSError, TypeError):
+            return hashlib.sha256(Path(getattr(main, "__file__", None)).read_bytes()).hexdigest()[:32]  # type: ignore[arg-type]
+        if (spec := getattr(main, "__spec__", None)) is not None:  # out of a zip file, say
+            return str(spec.name)
+    return _DRAWN
 
 
 def mentions_main(data: Any) -> bool:
@@ -68,14 +90,15 @@ def resolve(module: str, name: str) -> Any:
         raise unknown(module, name, error) from error
 
 
-def unknown(module: str, name: str, error: BaseException) -> UnknownNameError:
-    """The error for a name that is missing here; `error` is what importing it said."""
+def unknown(module: str, name: str, error: BaseException | None, where: str = "here") -> UnknownNameError:
+    """The error for a name that is missing in this process, of which `where` speaks; `error` is what importing said."""
     if name and not isinstance(error, ImportError):
-        what = f"the module {module!r} has no {name!r} here"
+        what = f"the module {module!r} has no {name!r} {where}"
     else:
-        what = f"the module {module!r} cannot be imported here" + (f" ({name!r} was asked of it)" if name else "")
+        what = f"the module {module!r} cannot be imported {where}" + (f" ({name!r} was asked of it)" if name else "")
     return UnknownNameError(
-        f"{what}: {error}. What a message refers to by name must be importable in the process that reads it.",
+        f"{what}: {error}. What a message refers to by name must be importable in the process that reads it: "
+        f"install the module there, or put its folder on the PYTHONPATH of all workers.",
         module=module,
         name=name,
     )

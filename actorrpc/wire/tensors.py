@@ -268,8 +268,11 @@ def _storage_over(data: bytes | bytearray | memoryview, align: int = 8) -> torch
 
 def _over(storage: torch.UntypedStorage, name: str, shape: Any, stride: Any, offset: int, flags: int) -> torch.Tensor:
     tensor = torch.empty(0, dtype=_DTYPES[name], device=_CPU)
+    nbytes = storage.nbytes()
     # set_, not view or as_strided: a view of another tensor that requires grad could not be changed in place.
     tensor.set_(storage, offset, shape, stride)
+    if storage.nbytes() != nbytes:  # it makes the storage larger where it can, with whatever lies there
+        raise ValueError(f"{nbytes} bytes arrived for a {name} tensor of shape {tuple(shape)}")
     return _flagged(tensor, flags) if flags else tensor
 
 

@@ -34,6 +34,9 @@ class Transport(Protocol):
     crowded: bool
     """Whether the last message lay there already when it was asked for: then more may, and answers had better wait."""
 
+    emptied: int
+    """How many times `receive` has found nothing there."""
+
     def send(self, peer: int, frames: Sequence[Frame], hold: bool = False) -> None:
         """Queues one message for a dialled peer. Never blocks.
 

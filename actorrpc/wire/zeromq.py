@@ -64,6 +64,7 @@ class ZmqTransport:
         self._outboxes: dict[int, _Outbox] = {}
         self._unpacked: deque[bytes] = deque()
         self.holding = self.crowded = False
+        self.emptied = 0
         self._door = threading.Lock()
         self._closed = False
         try:
@@ -168,6 +169,7 @@ class ZmqTransport:
         ready = self._poll(0)
         self.crowded = bool(ready)
         if not ready:
+            self.emptied += 1
             if self.holding:
                 self.flush()
             ready = self._poll(timeout)

@@ -1,0 +1,211 @@
+"""The transport over ZeroMQ alone, without workers: what the facts of ZeroMQ (ZQ1 to ZQ6) could spoil."""
+
+from __future__ import annotations
+
+import ast
+import gc
+import os
+import socket
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+
+from actorrpc.errors import RendezvousError
+from actorrpc.services import address
+from actorrpc.wire import folders, zeromq
+from actorrpc.wire.zeromq import ZmqTransport
+from tests.worlds import raised_within
+
+PACKAGE = Path(zeromq.__file__).parents[1]
+
+
+@pytest.fixture
+def made() -> Iterator[list[ZmqTransport]]:
+    """Transports to be closed."""
+    transports: list[ZmqTransport] = []
+    yield transports
+    for transport in transports:
+        transport.close()
+
+
+def receive(transport: ZmqTransport, count: int) -> list[list[Any]]:
+    got: list[list[Any]] = []
+    while len(got) < count:
+        frames = transport.receive(5.0)
+        assert frames is not None, f"only {len(got)} of {count} messages came"
+        got.append(frames)
+    return got
+
+
+def closed_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+def test_closing_with_messages_for_a_dead_peer_takes_no_longer_than_its_linger() -> None:
+    transport = ZmqTransport()
+    transport.dial(1, [f"tcp://127.0.0.1:{closed_port()}"])
+    for i in range(1000):
+        transport.send(1, [bytes(10_000), bytes(100_000)] if i % 100 == 0 else [b"x" * 1000])
+    with raised_within(5):
+        transport.close(0.3)
+
+
+def test_a_transport_that_could_not_be_made_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> Any:
+        raise OSError("no descriptors left")
+
+    before = len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(zeromq, "_wake_pair", fail)
+    for _ in range(5):
+        with raised_within(5), pytest.raises(OSError, match="no descriptors"):
+            ZmqTransport()
+    assert len(os.listdir("/proc/self/fd")) <= before
+
+
+def test_a_burst_to_a_peer_that_does_not_receive_neither_blocks_nor_loses(made: list[ZmqTransport]) -> None:
+    here, there = ZmqTransport(), ZmqTransport()
+    made += [here, there]
+    here.dial(1, there.endpoints)
+    with raised_within(60):
+        for i in range(10_000):
+            here.send(1, [b"m" + i.to_bytes(4, "little") + bytes(2000)])
+    assert [int.from_bytes(frames[0][1:5], "little") for frames in receive(there, 10_000)] == list(range(10_000))
+
+
+def test_a_second_way_to_the_same_peer_carries_messages_as_the_first_did(made: list[ZmqTransport]) -> None:
+    """An identity used twice would be ignored by the other side's ROUTER, while the first one lives."""
+    here, again, there = ZmqTransport(), ZmqTransport(), ZmqTransport()
+    made += [here, again, there]
+    for transport in (here, again, here):
+        transport.dial(1, there.endpoints)
+        transport.send(1, [b"x"])
+        assert receive(there, 1) == [[b"x"]]
+
+
+def test_many_threads_and_finalizers_may_send_through_one_socket(made: list[ZmqTransport]) -> None:
+    here, there = ZmqTransport(), ZmqTransport()
+    made += [here, there]
+    here.dial(1, there.endpoints)
+
+    class Last:
+        def __del__(self) -> None:
+            here.send(1, [b"last"])
+
+    def work(number: int) -> None:
+        for i in range(500):
+            here.send(1, [bytes([number]), i.to_bytes(4, "little")])
+            if i % 10 == 0:
+                last = Last()
+                last.me = last  # type: ignore[attr-defined]  # for the collector to find, wherever it runs
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    gc.collect()
+    got = receive(there, 6 * 550)
+    for number in range(6):
+        mine = [int.from_bytes(f[1], "little") for f in got if len(f) == 2 and f[0] == bytes([number])]
+        assert mine == list(range(500))
+    assert sum(frames == [b"last"] for frames in got) == 300
+
+
+def test_a_frame_is_copied_when_it_is_sent_unless_it_is_large(made: list[ZmqTransport]) -> None:
+    here, there = ZmqTransport(), ZmqTransport()
+    made += [here, there]
+    here.dial(1, there.endpoints)
+    small = bytearray(b"a" * (zeromq._COPY_BELOW - 1))
+    here.send(1, [b"head", small])
+    small[:] = b"b" * len(small)
+    ((_, frame),) = receive(there, 1)
+    assert bytes(frame) == b"a" * len(small)
+    large = bytearray(b"a" * (1 << 20))
+    here.send(1, [b"head", large])
+    ((_, frame),) = receive(there, 1)
+    assert bytes(frame) == bytes(large)
+    frame[0] = 99  # what has come is writable, and is nobody else's
+    assert large[0] == ord("a")
+
+
+def test_a_long_path_for_temporary_files_costs_no_more_than_the_fast_way(
+    made: list[ZmqTransport], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_base(_: Any) -> str:
+        raise OSError("no folder for temporary files has a path short enough")
+
+    long = tmp_path / ("x" * 150)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    for base_is_writable in (True, False):
+        if not base_is_writable:  # nor is /tmp to be had
+            monkeypatch.setattr(folders, "_base", no_base)
+        here, there = ZmqTransport(), ZmqTransport()
+        made += [here, there]
+        assert [e[:3] for e in there.endpoints] == (["ipc", "tcp"] if base_is_writable else ["tcp"])
+        assert all(len(e) < 108 for e in there.endpoints)
+        here.dial(1, there.endpoints)
+        here.send(1, [b"x"])
+        assert receive(there, 1) == [[b"x"]]
+
+
+def test_an_ipv6_address_is_bound_and_dialled_in_brackets(made: list[ZmqTransport]) -> None:
+    try:
+        here, there = ZmqTransport("::1", ipc=False), ZmqTransport("::1", ipc=False)
+    except zmq.ZMQError:
+        pytest.skip("this host has no IPv6")
+    made += [here, there]
+    assert there.endpoints[0].startswith("tcp://[::1]:")
+    here.dial(1, there.endpoints)
+    here.send(1, [b"x"])
+    assert receive(there, 1) == [[b"x"]]
+
+
+def test_sockets_of_a_host_without_ipv6_do_not_ask_for_it(made: list[ZmqTransport]) -> None:
+    here, there = ZmqTransport(ipc=False), ZmqTransport(ipc=False)
+    made += [here, there]
+    here.dial(1, there.endpoints)
+    assert here._inbox.getsockopt(zmq.IPV6) == 0
+    assert here._outboxes[1].dealer.getsockopt(zmq.IPV6) == 0
+
+
+@pytest.mark.parametrize("master", ["::1", "[::1]", "127.0.0.1", "localhost"])
+def test_the_address_to_bind_is_that_by_which_rank_0_is_reached(master: str) -> None:
+    assert address.local_address(master) in ("::1", "127.0.0.1")
+
+
+def test_a_host_without_ipv6_takes_the_other_address_of_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def both(*_: Any, **__: Any) -> list[Any]:
+        return [
+            (socket.AF_INET6, socket.SOCK_DGRAM, 0, "", ("2001:db8::1", 9, 0, 0)),  # of documentation: no route to it
+            (socket.AF_INET, socket.SOCK_DGRAM, 0, "", ("127.0.0.1", 9)),
+        ]
+
+    plain = socket.socket
+
+    def without_ipv6(family: int = -1, *args: Any, **kwargs: Any) -> socket.socket:
+        if family == socket.AF_INET6:
+            raise OSError("Address family not supported by protocol")
+        return plain(family, *args, **kwargs)
+
+    monkeypatch.setattr(socket, "getaddrinfo", both)
+    monkeypatch.setattr(socket, "socket", without_ipv6)
+    assert address.local_address("somewhere") == "127.0.0.1"
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *a, **k: both()[:1])
+    with pytest.raises(RendezvousError, match=r"not supported.*MASTER_ADDR"):
+        address.local_address("somewhere")
+
+
+def test_no_event_loop_reads_a_socket() -> None:
+    """ZeroMQ's descriptor is edge-triggered: two readers of it lose wake-ups. Only `_poll` waits, on the leader."""
+    for path in PACKAGE.rglob("*.py"):
+        names = {node.attr for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)}
+        assert not names & {"asyncio", "FD", "EVENTS"}, path
+        assert "zmq.asyncio" not in path.read_text(), path
