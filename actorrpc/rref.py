@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from actorrpc.errors import RPCTimeoutError
 from actorrpc.options import UNSET_RPC_TIMEOUT
+from actorrpc.runtime.completion import check_seconds
 from actorrpc.runtime.futures import Future
 from actorrpc.services.handles import OwnerHandle, UserHandle
 from actorrpc.services.ids import CREATOR, ROOT
@@ -69,11 +71,15 @@ class RRef(Generic[T]):
         """Returns whether the owner is known to know of this reference. Always true on the owner."""
         return self._handle.confirmed
 
-    def local_value(self) -> T:
+    def local_value(self, timeout: float = UNSET_RPC_TIMEOUT) -> T:
         """Returns the object itself, on its owner; waits for it while it is being made.
+
+        Arguments:
+            timeout: seconds; 0 for ever; below 0 (the default) the worker's own.
 
         Raises:
             RuntimeError: this worker is not the owner.
+            RPCTimeoutError: time ran out.
             BaseException: what its creation raised.
         """
         handle = self._handle
@@ -82,7 +88,14 @@ class RRef(Generic[T]):
                 f"local_value() works on the owner only: this is {self._worker}, the owner is {self.owner_name()!r}; "
                 f"to_here() fetches a copy"
             )
-        self._worker.wait(handle.entry.ready, None)
+        check_seconds(timeout)
+        worker = self._worker
+        timeout = worker.timeout if timeout < 0 else timeout
+        if not worker.wait(handle.entry.ready, worker.clock.now() + timeout if timeout > 0 else None):
+            raise RPCTimeoutError(
+                f"RPC ran for more than set timeout ({timeout * 1000:.0f} ms): "
+                f"the object of {self!r} is still being made on this worker"
+            )
         value: T = handle.entry.value
         return value
 
@@ -98,7 +111,7 @@ class RRef(Generic[T]):
         """
         handle = self._handle
         if isinstance(handle, OwnerHandle):
-            return self.local_value()
+            return self.local_value(timeout)
         handle.check()
         worker = handle.service.worker
         value: T = worker.wait_result(worker.request(handle.owner, handle.ref, (None, (), {}), timeout, "to_here"))
@@ -180,6 +193,14 @@ class ProxyMethod:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return call_method(self._ref, self._verb, self._timeout, self._name, args, kwargs)
 
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("__"):
+            raise AttributeError(
+                f"{self!r} is a method to be called, and has no attribute {name!r}; a proxy reads no plain attributes: "
+                f"have a method or function on {self._ref.owner_name()!r} return them"
+            )
+        raise AttributeError(name)
+
     def __reduce__(self) -> Any:
         return ProxyMethod, (self._ref, self._verb, self._timeout, self._name)
 
@@ -198,7 +219,7 @@ def call_method(
     if verb == "rpc_sync":
         return worker.wait_result(worker.request(handle.owner, handle.ref, body, timeout, name))
     if verb == "rpc_async":
-        return Future.of_call(
+        return Future._of_call(
             worker, lambda then: worker.request(handle.owner, handle.ref, body, timeout, name, then=then)
         )
     if verb == "tell":
@@ -224,7 +245,7 @@ def call_all(
 
     def send(handle: OwnerHandle | UserHandle) -> Future[Any]:
         handle.check()
-        return Future.of_call(
+        return Future._of_call(
             worker, lambda then: worker.calls.post(handle.owner, handle.ref, frames, timeout, name, then=then)
         )
 

@@ -73,14 +73,14 @@ def is_async(function: object) -> bool:
 
 
 def _deliver(message: Message, function: object, future: object, give: Callable[[Any], None]) -> None:
-    if not isinstance(future, torch.futures.Future):
+    if not isinstance(future, torch._C.Future):  # the base of torch.futures.Future; scripted functions return this one
         name = getattr(function, "__qualname__", repr(function))
         raise TypeError(
             f"functions decorated with @rpc.functions.async_execution must return a torch.futures.Future object, "
             f"but {name} returned {type(future).__name__}"
         )
 
-    def ready(done: torch.futures.Future[Any]) -> None:
+    def ready(done: Any) -> None:
         try:
             value = done.wait()
         except BaseException as e:
