@@ -79,7 +79,7 @@ class RRef(Generic[T]):
 
         Raises:
             RuntimeError: this worker is not the owner.
-            RPCTimeoutError: time ran out.
+            RPCTimeoutError: time ran out, here or for `remote`, which had it made.
             BaseException: what its creation raised.
         """
         handle = self._handle
@@ -89,6 +89,7 @@ class RRef(Generic[T]):
                 f"to_here() fetches a copy"
             )
         check_seconds(timeout)
+        handle.check()
         worker = self._worker
         timeout = worker.timeout if timeout < 0 else timeout
         if not worker.wait(handle.entry.ready, worker.clock.now() + timeout if timeout > 0 else None):

@@ -120,18 +120,27 @@ class OwnerHandle:
 
     Arguments:
         counted: whether it keeps the object in use; an actor's reference to itself does not.
+
+    Attributes:
+        creation: the call to oneself that makes the object; None where it is made, or there was none.
     """
 
     def __init__(self, service: Objects, entry: Entry, counted: bool = True) -> None:
         self.service, self.entry, self._counted = service, entry, counted
         self.ref, self.owner = entry.id, service.worker.id
+        self.creation: Call | None = None
         if counted:
             entry.handles.append(None)
 
     confirmed = True
 
     def check(self) -> None:
-        """Raises nothing: the owner's use of it raises what its creation raised."""
+        """Raises the timeout of its creation. What its creation raised is raised by the owner's use of it."""
+        call = self.creation
+        if call is not None and call.done:
+            if call.failure is not None:
+                raise copy.copy(call.failure)
+            self.creation = None
 
     def __del__(self) -> None:
         entry = self.entry

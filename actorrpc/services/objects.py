@@ -100,6 +100,7 @@ class Objects:
             with self._door:
                 entry = self._owned[ref]
             own = OwnerHandle(self, entry)
+            own.creation = call
             self._delete(ref, ref)  # the fork that held it until now
             return own
         made: list[UserFork] = []
