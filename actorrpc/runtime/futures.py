@@ -280,10 +280,7 @@ class Future(torch.futures.Future, Generic[T]):  # type: ignore[type-arg]
             log.exception("a callback of a future failed")
 
     def __reduce__(self) -> Any:
-        raise SerializationError(
-            "a Future cannot be sent, it stays where it is: send its result; or mark the function that returns it with "
-            "functions.async_execution, and the call is answered when the future is done"
-        )
+        raise SerializationError("a Future cannot be sent, it stays where it is; send its result")
 
 
 def _check_callback(callback: object) -> None:

@@ -50,6 +50,7 @@ def invoke(
 
     Raises:
         TypeError: a function marked as asynchronous returned something else than a Future.
+        SerializationError: it returned what only such a function may: a Future, a coroutine.
         BaseException: what the function raised.
     """
     mark = function if mark is None else mark
@@ -63,6 +64,12 @@ def invoke(
             raise SerializationError(
                 f"{name} is an async function, and nobody here would run its coroutine; "
                 f"a function that answers later returns a Future and is marked with functions.async_execution"
+            )
+        if isinstance(result, torch._C.Future) and message.wants_answer and message.kept is None:
+            name = getattr(function, "__qualname__", repr(function))
+            raise SerializationError(
+                f"{name} returned a Future, which cannot be sent; mark {name} with functions.async_execution, and the "
+                f"call is answered when the future is done (the mark goes above torch.jit.script, below staticmethod)"
             )
         give(result)
 

@@ -38,6 +38,10 @@ with warnings.catch_warnings():
     def forked_add(x: Tensor, y: Tensor) -> torch.jit.Future[Tensor]:
         return torch.jit.fork(sum_of, x, y)
 
+    @torch.jit.script
+    def unmarked_forked_add(x: Tensor, y: Tensor) -> torch.jit.Future[Tensor]:
+        return torch.jit.fork(sum_of, x, y)
+
     @rpc.functions.async_execution
     @torch.jit.script
     def forked_refuse(x: Tensor) -> torch.jit.Future[Tensor]:
