@@ -191,7 +191,7 @@ class ProxyMethod:
     def __init__(self, ref: RRef[Any], verb: str, timeout: float, name: str) -> None:
         self._ref, self._verb, self._timeout, self._name = ref, verb, timeout, name
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         return call_method(self._ref, self._verb, self._timeout, self._name, args, kwargs)
 
     def __getattr__(self, name: str) -> Any:
