@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 
-from actorrpc.errors import RemoteError, RPCTimeoutError, SerializationError
+from actorrpc.errors import GroupError, RemoteError, RPCTimeoutError, SerializationError
 from actorrpc.runtime.clock import LockGate
 from actorrpc.runtime.completion import Call, Completion, Waiter, check_seconds, describe
 from actorrpc.runtime.handling import here
@@ -292,13 +292,16 @@ def _raise(error: BaseException) -> None:
     raise error
 
 
-def _bare_copy(error: BaseException) -> BaseException:
-    """Copies an error without its traceback."""
+def _bare_copy(error: BaseException, depth: int = 8) -> BaseException:
+    """Copies an error, its causes and a group's errors, all without tracebacks."""
     try:
         made = copy.copy(error)
-        made.__cause__ = error.__cause__
     except Exception:  # an exception class of the user's that cannot be copied
         made = RemoteError(f"{type(error).__qualname__}: {error}", type_name=type(error).__qualname__)
+    cause = error.__cause__
+    made.__cause__ = _bare_copy(cause, depth - 1) if cause is not None and depth else None
+    if isinstance(made, GroupError):
+        made.errors = [(name, _bare_copy(e, depth - 1)) for name, e in made.errors] if depth else []
     return made.with_traceback(None)
 
 
