@@ -428,21 +428,3 @@ def test_finalizers_that_call_may_run_in_the_midst_of_any_call() -> None:
         gc.set_threshold(*thresholds)
     gc.collect()
     until(lambda: ref.rpc_sync(timeout=20).closed() == 3000)
-
-
-def test_time_goes_on_for_everybody() -> None:
-    """A keeper that a finalizer had blocked would let no call expire."""
-
-    def program(rank: int) -> None:
-        if rank:
-            return
-        ref = rpc.remote(1, Told)
-        for _ in range(50):
-            Client(ref)
-            gc.collect()
-        future = rpc.rpc_async(1, time.sleep, args=(0.4,), timeout=0.1)
-        until(future.done)
-        with pytest.raises(rpc.RPCTimeoutError):
-            future.wait()
-
-    run_world(program, 2)
