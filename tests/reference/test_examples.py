@@ -135,7 +135,7 @@ def test_shutdown_example() -> None:
 
 
 def test_options_example() -> None:
-    """The same names for the backend's options; that of TensorPipe is an alias of ours."""
+    """With the options that the backend of the reference has; their defaults and checks are tried elsewhere."""
 
     def work() -> Any:
         return rpc.get_rpc_timeout(), rpc.rpc_sync("worker1", rpc.get_rpc_timeout)
