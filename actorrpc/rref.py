@@ -107,7 +107,9 @@ class RRef(Generic[T]):
             timeout: seconds; 0 for ever; below 0 (the default) the worker's own.
 
         Raises:
-            RPCTimeoutError: time ran out.
+            RPCTimeoutError: time ran out, here or for `remote`, which had it made.
+            WorkerLostError: the owner is gone.
+            SerializationError, DeserializationError: the object cannot be written there, or not be read here.
             BaseException: what the object's creation raised.
         """
         handle = self._handle
