@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from actorrpc.errors import RPCTimeoutError
 from actorrpc.options import UNSET_RPC_TIMEOUT
 from actorrpc.runtime.completion import check_seconds
 from actorrpc.runtime.futures import Future
@@ -71,53 +70,61 @@ class RRef(Generic[T]):
         """Returns whether the owner is known to know of this reference. Always true on the owner."""
         return self._handle.confirmed
 
-    def local_value(self, timeout: float = UNSET_RPC_TIMEOUT) -> T:
+    def local_value(self) -> T:
         """Returns the object itself, on its owner; waits for it while it is being made.
 
-        Arguments:
-            timeout: seconds; 0 for ever; below 0 (the default) the worker's own.
+        The wait is bounded by the time that the creation was given, if this reference made the object, else by the
+        worker's own (`get_rpc_timeout`).
 
         Raises:
             RuntimeError: this worker is not the owner.
-            RPCTimeoutError: time ran out, here or for `remote`, which had it made.
+            RPCTimeoutError: time ran out.
             BaseException: what its creation raised.
         """
-        handle = self._handle
-        if not isinstance(handle, OwnerHandle):
+        if not isinstance(self._handle, OwnerHandle):
             raise RuntimeError(
                 f"local_value() works on the owner only: this is {self._worker}, the owner is {self.owner_name()!r}; "
                 f"to_here() fetches a copy"
             )
-        check_seconds(timeout)
-        handle.check()
-        worker = self._worker
-        timeout = worker.timeout if timeout < 0 else timeout
-        if not worker.wait(handle.entry.ready, worker.clock.now() + timeout if timeout > 0 else None):
-            raise RPCTimeoutError(
-                f"RPC ran for more than set timeout ({timeout * 1000:.0f} ms): "
-                f"the object of {self!r} is still being made on this worker"
-            )
-        value: T = handle.entry.value
-        return value
+        return self._own_value(self._handle, "local_value", None)
 
     def to_here(self, timeout: float = UNSET_RPC_TIMEOUT) -> T:
-        """Fetches a copy of the object; on the owner, returns the object itself.
+        """Fetches a copy of the object; on the owner, returns the object itself. Waits while it is being made.
 
         Arguments:
             timeout: seconds; 0 for ever; below 0 (the default) the worker's own.
 
         Raises:
-            RPCTimeoutError: time ran out, here or for `remote`, which had it made.
-            WorkerLostError: the owner is gone.
-            SerializationError, DeserializationError: the object cannot be written there, or not be read here.
+            RPCTimeoutError: time ran out.
             BaseException: what the object's creation raised.
         """
+        check_seconds(timeout)
         handle = self._handle
         if isinstance(handle, OwnerHandle):
-            return self.local_value(timeout)
+            return self._own_value(handle, "to_here", timeout)
         handle.check()
         worker = handle.service.worker
         value: T = worker.wait_result(worker.request(handle.owner, handle.ref, (None, (), {}), timeout, "to_here"))
+        return value
+
+    def _own_value(self, handle: OwnerHandle, what: str, timeout: float | None) -> T:
+        """Waits for an object of this worker: `timeout` seconds, and no longer than its creation may take.
+
+        None: as long as that may take, or the worker's own limit where another reference has made it.
+        """
+        calls, entry, creation = handle.service.worker.calls, handle.entry, handle.creation
+        if not entry.ready.done:
+            limits = [creation.deadline] if creation is not None else []
+            if timeout is not None or creation is None:
+                limits.append(calls.deadline(-1.0 if timeout is None else timeout))
+            deadline = min((at for at in limits if at is not None), default=None)
+            if not self._worker.wait(entry.ready, deadline):
+                if creation is not None and deadline == creation.deadline:
+                    calls.expire(creation)
+                    handle.check()
+                raise calls.too_late(what, handle.owner, -1.0 if timeout is None else timeout)
+        handle.check()
+        value: T = entry.value
         return value
 
     def rpc_sync(self, timeout: float = UNSET_RPC_TIMEOUT) -> Any:

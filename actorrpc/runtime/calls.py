@@ -63,7 +63,7 @@ class Calls:
             timeout = worker.timeout
         if timeout > _A_LIFETIME:  # infinity, say
             timeout = 0.0
-        deadline = worker.clock.now() + timeout if timeout > 0 else None
+        deadline = self.deadline(timeout)
         call = Call(next(self._ids), to, timeout, deadline, what)
         call.again, call.then, call.note = again, then, note
         if parcel is not None and parcel.refs:
@@ -81,6 +81,12 @@ class Calls:
         if deadline is not None and deadline < worker.keeper.due:
             worker.keeper.schedule(deadline)
         return call
+
+    def deadline(self, timeout: float) -> float | None:
+        """Returns the time at which `timeout` seconds (0: for ever, below 0: the worker's own) will have passed."""
+        if timeout < 0:
+            timeout = self._worker.timeout
+        return self._worker.clock.now() + timeout if 0 < timeout <= _A_LIFETIME else None
 
     # -- answers
 
@@ -177,15 +183,17 @@ class Calls:
 
     def give_up(self, call: Call) -> None:
         """Ends a call whose time has run out, unless its answer is just coming."""
-        ms = int(call.timeout * 1000)
-        peer = self._worker.members.peers.get(call.peer)
-        self.fail(
-            call,
-            RPCTimeoutError(
-                f"RPC ran for more than set timeout ({ms} ms) and will now be marked with an error: "
-                f"{describe(call.what)} on {peer.record if peer else f'rank {call.peer}'}; it may or may not have run. "
-                f"Longer calls need timeout=seconds (0: for ever), or RpcBackendOptions(rpc_timeout=...)"
-            ),
+        self.fail(call, self.too_late(call.what, call.peer, call.timeout))
+
+    def too_late(self, what: object, to: int, timeout: float) -> RPCTimeoutError:
+        """Makes the error of a call whose `timeout` seconds (below 0: the worker's own) have passed."""
+        if timeout < 0:
+            timeout = self._worker.timeout
+        peer = self._worker.members.peers.get(to)
+        return RPCTimeoutError(
+            f"RPC ran for more than set timeout ({int(timeout * 1000)} ms) and will now be marked with an error: "
+            f"{describe(what)} on {peer.record if peer else f'rank {to}'}; it may or may not have run. "
+            f"Longer calls need timeout=seconds (0: for ever), or RpcBackendOptions(rpc_timeout=...)"
         )
 
     def expire_due(self, time: float) -> float:

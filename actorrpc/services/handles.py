@@ -58,9 +58,13 @@ class Entry:
         Raises:
             BaseException: what its creation raised.
         """
+        self.check()
+        return self._value
+
+    def check(self) -> None:
+        """Raises what the creation raised, if it is known to have."""
         if self._error is not None:
             raise self._error.with_traceback(self._trace)  # not one frame longer with every raise
-        return self._value
 
     def accept(self, message: Message) -> Job | None:
         message.cell = self
@@ -122,7 +126,7 @@ class OwnerHandle:
         counted: whether it keeps the object in use; an actor's reference to itself does not.
 
     Attributes:
-        creation: the call to oneself that makes the object; None where it is made, or there was none.
+        creation: the call that makes the object, where this reference has made it.
     """
 
     def __init__(self, service: Objects, entry: Entry, counted: bool = True) -> None:
@@ -135,12 +139,13 @@ class OwnerHandle:
     confirmed = True
 
     def check(self) -> None:
-        """Raises the timeout of its creation. What its creation raised is raised by the owner's use of it."""
+        """Raises what the object's creation is known to have failed of; its time may have run out."""
         call = self.creation
         if call is not None and call.done:
             if call.failure is not None:
                 raise copy.copy(call.failure)
             self.creation = None
+        self.entry.check()
 
     def __del__(self) -> None:
         entry = self.entry

@@ -73,7 +73,7 @@ WAITING: dict[str, Way] = {
     "own ref.rpc_sync": lambda seconds, limit: idler(0).rpc_sync(timeout=limit).rest(seconds),
     "to_here": lambda seconds, limit: rpc.remote(1, rest, args=(seconds,), timeout=0).to_here(timeout=limit),
     "to_here on the owner": lambda seconds, limit: rpc.remote(0, rest, args=(seconds,), timeout=0).to_here(limit),
-    "local_value": lambda seconds, limit: rpc.remote(0, rest, args=(seconds,), timeout=0).local_value(timeout=limit),
+    "local_value": lambda seconds, limit: rpc.remote(0, rest, args=(seconds,), timeout=limit).local_value(),
 }
 """What raises by itself when time runs out."""
 
@@ -148,7 +148,7 @@ def test_a_limit_that_is_left_out_is_the_default() -> None:
         lambda: idler().rpc_sync().rest(100.0),
         lambda: idler().rpc_async().rest(100.0).wait(),
         lambda: rpc.remote(1, rest, args=(100.0,), timeout=0).to_here(),
-        lambda: rpc.remote(0, rest, args=(100.0,), timeout=0).local_value(),
+        lambda: rpc.remote(0, rest, args=(100.0,)).local_value(),
     ]
 
     def program() -> None:
@@ -203,7 +203,7 @@ def test_what_is_no_limit_is_refused(wrong: Any, kind: type[Exception]) -> None:
             *(lambda way=way: way(1.0, wrong) for way in (*WAITING.values(), *KEEPING.values())),
             lambda: rpc._set_rpc_timeout(wrong),
             lambda: future.wait(wrong),
-            lambda: mine.local_value(wrong),
+            lambda: mine.to_here(wrong),
             lambda: theirs.to_here(wrong),
         ]
         for call in calls:
