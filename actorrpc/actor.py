@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from actorrpc.workers import To
 
 log = logging.getLogger("actorrpc")
+_TAKEN = ("name", "role", "index", "worker", "world", "rref")
+"""The properties of an actor."""
 
 
 @dataclass
@@ -87,6 +89,19 @@ class Actor:
         # Known before __init__ runs, which may want its index. Taken by the first actor made, not by those it makes.
         self._home, _births.home = _births.home, None
         return self
+
+    if not TYPE_CHECKING:  # a type checker would take it for leave to set any attribute
+
+        def __setattr__(self, name: str, value: object) -> None:
+            try:
+                super().__setattr__(name, value)
+            except AttributeError:
+                if name not in _TAKEN:
+                    raise
+                raise AttributeError(
+                    f"{type(self).__name__} cannot have an attribute {name!r} of its own; "
+                    f"in an actor these names are taken: {', '.join(_TAKEN)}"
+                ) from None
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._home.name!r}>" if self._home is not None else super().__repr__()

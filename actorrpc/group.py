@@ -139,8 +139,10 @@ class _GroupProxy:
 class GroupFuture(Future[Any]):
     """The future of a group's call: the list of results, in the members' order; or, with `any()`, the first result.
 
+    `group.rpc_async()` makes it; there is no need to make one by hand.
+
     Arguments:
-        members, futures: who was called, and their futures.
+        members, futures: who was called, and each one's own future.
         first: whether the first result counts.
     """
 

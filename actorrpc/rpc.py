@@ -15,6 +15,7 @@ from actorrpc.options import (
     TensorPipeRpcBackendOptions,
     own_options,
 )
+from actorrpc.runtime.completion import check_seconds
 from actorrpc.runtime.futures import Future
 from actorrpc.runtime.handling import here
 from actorrpc.services.ids import EXECUTOR
@@ -201,9 +202,13 @@ def shutdown(graceful: bool = True, timeout: float = 0) -> None:
 
 
 def get_worker_info(worker_name: str | None = None) -> WorkerInfo:
-    """Returns the WorkerInfo of a worker, or of this one.
+    """Returns the WorkerInfo of a worker, which calls take in place of its name.
+
+    Arguments:
+        worker_name: the worker's name; default: this worker's own.
 
     Raises:
+        TypeError: `worker_name` is neither a name nor a rank.
         NotAMemberError: there is no worker of this name, or this process is in no world.
     """
     worker = current().worker
@@ -249,14 +254,18 @@ def rpc_async(
     kwargs: dict[str, Any] | None = None,
     timeout: float = UNSET_RPC_TIMEOUT,
 ) -> Future[Any]:
-    """Calls a function on a worker and returns a Future of its result at once. Arguments and errors: see `rpc_sync`;
-    what the call comes to is raised by `Future.wait`.
+    """Calls a function on a worker and returns a Future of its result at once. Arguments: see `rpc_sync`.
+
+    Raises:
+        WorkerLostError, SerializationError, NotAMemberError: nothing was sent; see `rpc_sync`.
+
+    Whatever else the call comes to is raised by `Future.wait`.
 
     Tensors over 64 KiB are not copied before they leave: leave them unchanged until the future is done.
     """
     worker, body = current().worker, _body(func, args, kwargs)
     number = resolve(worker, to)
-    return Future.of_call(worker, lambda then: worker.request(number, EXECUTOR, body, timeout, func, then=then))
+    return Future._of_call(worker, lambda then: worker.request(number, EXECUTOR, body, timeout, func, then=then))
 
 
 def remote(
@@ -268,12 +277,17 @@ def remote(
 ) -> RRef[Any]:
     """Calls a function (often a class) on a worker, and returns a reference to its result, which stays there.
 
-    Arguments: see `rpc_sync`. What the call raises, and its timeout, are raised when the reference is next used, or
-    passed on.
-
     The arguments are copied when `remote` returns, but for tensors and arrays over 64 KiB, which leave without a copy:
     leave those unchanged until `confirmed_by_owner()` of the reference is true. Those for this worker itself are always
     copied.
+
+    Arguments: see `rpc_sync`. `timeout` is for the making of the object.
+
+    Raises:
+        WorkerLostError, SerializationError, NotAMemberError: nothing was sent; see `rpc_sync`.
+
+    Whatever else the call comes to is raised at the next use of the reference, also where that passes it on: what the
+    function raised, RPCTimeoutError, WorkerLostError, DeserializationError.
     """
     session = current()
     func, args, kwargs = _body(func, args, kwargs)
@@ -281,12 +295,27 @@ def remote(
 
 
 def _set_rpc_timeout(seconds: float) -> None:
-    """Sets what calls get that name no limit of their own, from now on."""
+    """Sets what calls get that name no limit of their own, from now on.
+
+    Arguments:
+        seconds: 0 for ever.
+
+    Raises:
+        ValueError, TypeError: it is below 0, or no number.
+        NotAMemberError: this process is in no world.
+    """
+    check_seconds(seconds)
+    if seconds < 0:
+        raise ValueError(f"the default timeout must be 0 (never) or seconds above it, not {seconds}")
     current().worker.timeout = float(seconds)
 
 
 def get_rpc_timeout() -> float:
-    """Returns the seconds that calls get that name no limit of their own; 0 for ever."""
+    """Returns the seconds that calls get that name no limit of their own; 0 for ever.
+
+    Raises:
+        NotAMemberError: this process is in no world.
+    """
     return current().worker.timeout
 
 

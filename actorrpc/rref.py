@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import torch
 
 from actorrpc.options import UNSET_RPC_TIMEOUT
+from actorrpc.runtime.completion import check_seconds
 from actorrpc.runtime.futures import Future
 from actorrpc.runtime.handling import NO_CONTEXT, here
 from actorrpc.services.autograd import Autograd
@@ -127,6 +128,7 @@ class RRef(Generic[T]):
             RPCTimeoutError: time ran out.
             BaseException: what the object's creation raised.
         """
+        check_seconds(timeout)
         handle = self._handle
         if isinstance(handle, OwnerHandle):
             return self._own_value(handle, "to_here", timeout)
@@ -212,7 +214,7 @@ class RRef(Generic[T]):
             handle.check()
             worker = handle.service.worker
             body: tuple[Any, ...] = type, (), {}
-            future = handle.type = Future.of_call(
+            future = handle.type = Future._of_call(
                 worker, lambda then: worker.request(handle.owner, handle.ref, body, timeout, "_get_type", then=then)
             )
         return future.wait() if blocking else future
@@ -355,8 +357,16 @@ class ProxyMethod:
     def __init__(self, ref: RRef[Any], verb: str, timeout: float, name: str) -> None:
         self._ref, self._verb, self._timeout, self._name = ref, verb, timeout, name
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         return call_method(self._ref, self._verb, self._timeout, self._name, args, kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("__"):
+            raise AttributeError(
+                f"{self!r} is a method to be called, and has no attribute {name!r}; a proxy reads no plain attributes: "
+                f"have a method or function on {self._ref.owner_name()!r} return them"
+            )
+        raise AttributeError(name)
 
     def __reduce__(self) -> Any:
         return ProxyMethod, (self._ref, self._verb, self._timeout, self._name)
@@ -376,7 +386,7 @@ def call_method(
     if verb == "rpc_sync":
         return worker.wait_result(worker.request(handle.owner, handle.ref, body, timeout, name))
     if verb == "rpc_async":
-        return Future.of_call(
+        return Future._of_call(
             worker, lambda then: worker.request(handle.owner, handle.ref, body, timeout, name, then=then)
         )
     if verb == "tell":
@@ -403,7 +413,7 @@ def call_all(
 
     def send(handle: OwnerHandle | UserHandle) -> Future[Any]:
         handle.check()
-        return Future.of_call(
+        return Future._of_call(
             worker, lambda then: worker.calls.post(handle.owner, handle.ref, frames, timeout, name, then=then)
         )
 

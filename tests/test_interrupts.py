@@ -483,9 +483,9 @@ if __name__ == "__main__":
     dice = random.Random(3)
     caught = 0
     for number in range(int(sys.argv[2])):
-        interrupt_in(dice.uniform(0, 0.06))
         begun = time.monotonic()
         try:
+            interrupt_in(dice.uniform(0, 0.06))  # here: on a busy machine it comes before the next line
             rpc.init_rpc("only", rank=0, world_size=1, rpc_backend_options=options(number))
             rpc.rpc_sync(0, abs, args=(-1,))
             rpc.shutdown()

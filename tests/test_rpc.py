@@ -233,7 +233,7 @@ MAIN = """
         else:
             raise AssertionError("no error")
         rpc.shutdown()
-        print("fine", rank, flush=True)
+        print(f"fine {rank}\\n", end="", flush=True)  # in one piece: both write to one pipe
 
     def program_of_child(_, path):
         program(1, path)

@@ -96,6 +96,18 @@ class Call(Completion):
         self.refs: Any = None
 
 
+def check_seconds(timeout: object) -> None:
+    """Refuses what is no limit of time.
+
+    Raises:
+        TypeError, ValueError: it is not a number.
+    """
+    if not isinstance(timeout, (int, float)):
+        raise TypeError(f"timeout must be seconds (0: for ever), not {timeout!r} of type {type(timeout).__name__}")
+    if timeout != timeout:
+        raise ValueError("timeout must be seconds (0: for ever), not NaN")
+
+
 def describe(what: object) -> str:
     """Names what was called, for an error's text."""
     if isinstance(what, str):

@@ -309,7 +309,7 @@ class Crew:
         self._place.held = lane if lane is not Lane.CONTROL else None
         try:
             run(argument)
-        except Exception:  # a fault of this library's own; the thread goes on, or its place would be lost
+        except BaseException:  # of this library's own or a callback's; the thread goes on, or its place would be lost
             log.exception("%s: a job failed", self._name)
         finally:
             del argument

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 
-from actorrpc.errors import RemoteError, RPCTimeoutError
+from actorrpc.errors import GroupError, RemoteError, RPCTimeoutError, SerializationError
 from actorrpc.runtime.clock import LockGate
-from actorrpc.runtime.completion import Call, Completion, Waiter, describe
+from actorrpc.runtime.completion import Call, Completion, Waiter, check_seconds, describe
 from actorrpc.runtime.handling import here
 from actorrpc.runtime.lanes import Job, Lane
 from actorrpc.wire.exposed import exposed
@@ -67,7 +67,7 @@ class Future(torch.futures.Future, Generic[T]):  # type: ignore[type-arg]
         return future
 
     @classmethod
-    def of_call(cls, worker: Worker, send: Callable[[Callable[[Call], None]], Call]) -> Future[Any]:
+    def _of_call(cls, worker: Worker, send: Callable[[Callable[[Call], None]], Call]) -> Future[Any]:
         """Makes the future of a call; `send` sends it, given what to call when it is answered and nobody waits."""
         future = cls._of(worker)
         future._core = send(future._finish)
@@ -91,8 +91,10 @@ class Future(torch.futures.Future, Generic[T]):  # type: ignore[type-arg]
         Raises:
             RPCTimeoutError: time ran out. After the call's own limit the future is completed with this error; after
                 `timeout` it goes on, and may be waited for again.
+            TypeError, ValueError: `timeout` is no number.
             BaseException: what the call, or the callback, raised.
         """
+        check_seconds(timeout)
         self._await(timeout)  # also where the result is there: an actor's earlier messages go first (RULE MB3)
         if not self._settled:
             self._settle()
@@ -211,7 +213,7 @@ class Future(torch.futures.Future, Generic[T]):  # type: ignore[type-arg]
 
     def _finish(self, call: Call) -> None:
         """Reads the answer and runs what hangs on it, on a thread of the pool."""
-        self._core = call  # the answer may come before `of_call` has the call in hand
+        self._core = call  # the answer may come before `_of_call` has the call in hand
         self._settle()
         self._publish()
 
@@ -232,7 +234,12 @@ class Future(torch.futures.Future, Generic[T]):  # type: ignore[type-arg]
     # -- callbacks
 
     def add_done_callback(self, callback: Callable[[Future[T]], None]) -> None:
-        """Has `callback(future)` called when the future is done, at once if it is. What it raises goes to the log."""
+        """Has `callback(future)` called when the future is done, at once if it is. What it raises goes to the log.
+
+        Raises:
+            TypeError: it cannot be called.
+        """
+        _check_callback(callback)
         with self._door:
             settled = self._settled
             if not settled:
@@ -246,7 +253,12 @@ class Future(torch.futures.Future, Generic[T]):  # type: ignore[type-arg]
                 worker.crew.submit(Job(Lane.FREE, self._finish, core))
 
     def then(self, callback: Callable[[Future[T]], S]) -> Future[S]:
-        """Returns the future of `callback(self)`, which is called when this future is done, also with an error."""
+        """Returns the future of `callback(self)`, which is called when this future is done, also with an error.
+
+        Raises:
+            TypeError: `callback` cannot be called.
+        """
+        _check_callback(callback)
         child: Future[S] = Future._of(self._worker) if self._worker is not None else Future()
 
         def run(_: Future[T]) -> None:
@@ -264,8 +276,16 @@ class Future(torch.futures.Future, Generic[T]):  # type: ignore[type-arg]
     def _call(self, callback: Callable[[Future[T]], None]) -> None:
         try:
             callback(self)
-        except Exception:
+        except (Exception, SystemExit):  # a callback's exit is not its thread's, nor the end of the other callbacks
             log.exception("a callback of a future failed")
+
+    def __reduce__(self) -> Any:
+        raise SerializationError("a Future cannot be sent, it stays where it is; send its result")
+
+
+def _check_callback(callback: object) -> None:
+    if not callable(callback):
+        raise TypeError(f"a callback must be callable, not {callback!r} of type {type(callback).__name__}")
 
 
 def _raise(error: BaseException) -> None:
@@ -273,13 +293,15 @@ def _raise(error: BaseException) -> None:
 
 
 def _bare_copy(error: BaseException, depth: int = 8) -> BaseException:
-    """Copies an error and its causes without their tracebacks."""
+    """Copies an error, its causes and a group's errors, all without tracebacks."""
     try:
         made = copy.copy(error)
-        cause = error.__cause__
-        made.__cause__ = _bare_copy(cause, depth - 1) if cause is not None and depth else None
     except Exception:  # an exception class of the user's that cannot be copied
         made = RemoteError(f"{type(error).__qualname__}: {error}", type_name=type(error).__qualname__)
+    cause = error.__cause__
+    made.__cause__ = _bare_copy(cause, depth - 1) if cause is not None and depth else None
+    if isinstance(made, GroupError):
+        made.errors = [(name, _bare_copy(e, depth - 1)) for name, e in made.errors] if depth else []
     return made.with_traceback(None)
 
 

@@ -19,7 +19,7 @@ from actorrpc.errors import (
     UnknownNameError,
 )
 from actorrpc.runtime.calls import Calls
-from actorrpc.runtime.completion import Completion, Waiter
+from actorrpc.runtime.completion import Completion, Waiter, check_seconds
 from actorrpc.runtime.crew import Crew
 from actorrpc.runtime.handling import NO_CONTEXT, Handling, here
 from actorrpc.runtime.keeper import Keeper
@@ -171,10 +171,7 @@ class Worker:
         Raises:
             SerializationError, NotAMemberError, WorkerLostError: nothing was sent.
         """
-        if not isinstance(timeout, (int, float)):
-            raise TypeError(f"timeout must be seconds (0: for ever), not {timeout!r} of type {type(timeout).__name__}")
-        if timeout != timeout:
-            raise ValueError("timeout must be seconds (0: for ever), not NaN")
+        check_seconds(timeout)
         context = here.context if torch.is_grad_enabled() else NO_CONTEXT
         frames, parcel = self.write(body, to, context)
         again = None
@@ -350,7 +347,9 @@ class Worker:
     def answer_error(self, message: Message, error: BaseException, flags: int) -> None:
         """Sends an error as the answer; the error of a tell is logged, since nobody waits for it."""
         if not message.wants_answer:
-            log.error("%s: a message from rank %d failed", self, message.caller, exc_info=error)
+            peer = self.peers.get(message.caller)
+            who = peer.record if peer is not None else f"rank {message.caller}"
+            log.error("%s: a message from %s failed", self, who, exc_info=error)
             return
         by_value = self._has_another_main(message.caller)
         self._answer(message, Kind.ERROR, flags, write_failure(error, str(self), self.codec, by_value))

@@ -50,6 +50,7 @@ def invoke(
 
     Raises:
         TypeError: a function marked as asynchronous returned something else than a Future.
+        SerializationError: it returned what only such a function may: a Future, a coroutine.
         BaseException: what the function raised.
     """
     mark = function if mark is None else mark
@@ -64,6 +65,12 @@ def invoke(
                 f"{name} is an async function, and nobody here would run its coroutine; "
                 f"a function that answers later returns a Future and is marked with functions.async_execution"
             )
+        if isinstance(result, torch._C.Future) and message.wants_answer and message.kept is None:
+            name = getattr(function, "__qualname__", repr(function))
+            raise SerializationError(
+                f"{name} returned a Future, which cannot be sent; mark {name} with functions.async_execution, and the "
+                f"call is answered when the future is done (the mark goes above torch.jit.script, below staticmethod)"
+            )
         give(result)
 
 
@@ -73,14 +80,14 @@ def is_async(function: object) -> bool:
 
 
 def _deliver(message: Message, function: object, future: object, give: Callable[[Any], None]) -> None:
-    if not isinstance(future, torch.futures.Future):
+    if not isinstance(future, torch._C.Future):  # the base of torch.futures.Future; scripted functions return this one
         name = getattr(function, "__qualname__", repr(function))
         raise TypeError(
             f"functions decorated with @rpc.functions.async_execution must return a torch.futures.Future object, "
             f"but {name} returned {type(future).__name__}"
         )
 
-    def ready(done: torch.futures.Future[Any]) -> None:
+    def ready(done: Any) -> None:
         try:
             value = done.wait()
         except BaseException as e:
