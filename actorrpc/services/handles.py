@@ -93,7 +93,7 @@ class Entry:
                 return
             self._filled = True
         self._value = value
-        self._error = error = None if error is None else _to_keep(error)
+        self._error = error = None if error is None else _to_keep(error, service.worker)
         if error is None and service.mailbox_for is not None:
             self.mailbox = service.mailbox_for(value, self)
         with self._door:
@@ -260,11 +260,11 @@ class UserHandle:
         self.service.worker.keeper.drop(self.fork)
 
 
-def _to_keep(error: BaseException) -> BaseException:
+def _to_keep(error: BaseException, where: Worker) -> BaseException:
     """Copies an error without its frames, which refer to all sorts of things, references too; they are kept as text."""
     kept = _copied(error)
     if kept is not error:
-        kept.__cause__ = RemoteTraceback("".join(traceback.format_exception(error)))
+        kept.__cause__ = RemoteTraceback(f"On {where}:\n{''.join(traceback.format_exception(error))}")
     return kept
 
 
