@@ -107,6 +107,11 @@ def read_failure(frames: Sequence[Any], codec: Codec) -> BaseException:
     return exc
 
 
+def cause_here(exc: BaseException, where: str) -> RemoteTraceback:
+    """Makes the cause that an exception of this process would have elsewhere, for one kept without its frames."""
+    return RemoteTraceback(f"On {where}:\n{_rendered(exc)}")
+
+
 def _failure(exc: BaseException, where: Where, codec: Codec, depth: int) -> Failure:
     kind = type(exc)
     failure = Failure(_name(kind), _text(exc), _rendered(exc), _place(where))
