@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import copy
 import threading
-import traceback
 from typing import TYPE_CHECKING, Any
 
-from actorrpc.errors import ActorRPCError, RemoteTraceback
+from actorrpc.errors import ActorRPCError
 from actorrpc.runtime.completion import Completion
 from actorrpc.runtime.futures import Future
 from actorrpc.runtime.lanes import Job, Lane
@@ -15,6 +14,7 @@ from actorrpc.services.creator import keeping
 from actorrpc.services.executor import invoke
 from actorrpc.services.forks import OwnerForks
 from actorrpc.wire.envelope import Flag
+from actorrpc.wire.failures import cause_here
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -93,7 +93,7 @@ class Entry:
                 return
             self._filled = True
         self._value = value
-        self._error = error = None if error is None else _to_keep(error, service.worker)
+        self._error = error = None if error is None else _to_keep(error, str(service.worker))
         if error is None and service.mailbox_for is not None:
             self.mailbox = service.mailbox_for(value, self)
         with self._door:
@@ -260,11 +260,11 @@ class UserHandle:
         self.service.worker.keeper.drop(self.fork)
 
 
-def _to_keep(error: BaseException, where: Worker) -> BaseException:
+def _to_keep(error: BaseException, where: str) -> BaseException:
     """Copies an error without its frames, which refer to all sorts of things, references too; they are kept as text."""
     kept = _copied(error)
     if kept is not error:
-        kept.__cause__ = RemoteTraceback(f"On {where}:\n{''.join(traceback.format_exception(error))}")
+        kept.__cause__ = cause_here(error, where)
     return kept
 
 

@@ -120,6 +120,11 @@ class _Writer:
         return self._codec.dumps(obj, by_value=self._by_value)
 
 
+def cause_here(exc: BaseException, where: str) -> RemoteTraceback:
+    """Makes the cause that an exception of this process would have elsewhere, for one kept without its frames."""
+    return RemoteTraceback(f"On {where}:\n{_rendered(exc)}")
+
+
 def _failure(exc: BaseException, where: Where, codec: _Writer, depth: int) -> Failure:
     kind = type(exc)
     failure = Failure(_name(kind), _text(exc), _rendered(exc), _place(where))
