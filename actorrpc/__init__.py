@@ -3,7 +3,7 @@
 `import actorrpc as rpc` gives the names of `torch.distributed.rpc`, and `Actor`, `Role` and `launch` beside them.
 """
 
-from actorrpc import autograd, functions
+from actorrpc import autograd, functions, nn
 from actorrpc.actor import Actor
 from actorrpc.errors import (
     ActorGoneError,
@@ -69,6 +69,7 @@ __all__ = [
     "get_worker_info",
     "init_rpc",
     "launch",
+    "nn",
     "remote",
     "rpc_async",
     "rpc_sync",

@@ -224,22 +224,28 @@ class ProxyMethod:
 
 
 def call_method(
-    ref: RRef[Any], verb: str, timeout: float, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ref: RRef[Any],
+    verb: str,
+    timeout: float,
+    name: str,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    what: str | None = None,
 ) -> Any:
-    """Calls a method through a reference, in the way that `verb` says."""
+    """Calls a method through a reference, in the way that `verb` says; `what`: what errors call it, else its name."""
     handle = ref._handle
     handle.check()
     worker = handle.service.worker
-    body = (name, args, kwargs)
+    body, what = (name, args, kwargs), what or name
     if verb == "rpc_sync":
-        return worker.wait_result(worker.request(handle.owner, handle.ref, body, timeout, name))
+        return worker.wait_result(worker.request(handle.owner, handle.ref, body, timeout, what))
     if verb == "rpc_async":
         return Future.of_call(
-            worker, lambda then: worker.request(handle.owner, handle.ref, body, timeout, name, then=then)
+            worker, lambda then: worker.request(handle.owner, handle.ref, body, timeout, what, then=then)
         )
     if verb == "tell":
         return worker.tell(handle.owner, handle.ref, body)
-    return RRef._wrap(handle.service.create(handle.owner, handle.ref, body, timeout, name))
+    return RRef._wrap(handle.service.create(handle.owner, handle.ref, body, timeout, what))
 
 
 def call_all(
