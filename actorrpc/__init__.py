@@ -3,7 +3,7 @@
 `import actorrpc as rpc` gives the names of `torch.distributed.rpc`, and `Actor`, `Role` and `launch` beside them.
 """
 
-from actorrpc import autograd, functions
+from actorrpc import autograd, functions, nn
 from actorrpc.actor import Actor
 from actorrpc.backends import (
     BackendType,
@@ -89,6 +89,7 @@ __all__ = [
     "init_backend",
     "init_rpc",
     "launch",
+    "nn",
     "register_backend",
     "register_reducer",
     "remote",

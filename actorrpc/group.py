@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, overload
 
 from actorrpc.errors import GroupError
 from actorrpc.options import UNSET_RPC_TIMEOUT
-from actorrpc.rref import RRef, call_all, call_method, failed_future
+from actorrpc.proxies import call_all, call_method, failed_future
+from actorrpc.rref import RRef
 from actorrpc.runtime.futures import Future
 
 if TYPE_CHECKING:

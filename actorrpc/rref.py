@@ -8,20 +8,19 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import torch
 
 from actorrpc.options import UNSET_RPC_TIMEOUT
+from actorrpc.proxies import Proxy
 from actorrpc.runtime.completion import check_seconds
 from actorrpc.runtime.futures import Future
-from actorrpc.runtime.handling import NO_CONTEXT, here
 from actorrpc.services.autograd import Autograd
-from actorrpc.services.executor import ASYNC_MARK
 from actorrpc.services.handles import OwnerHandle, UserHandle
 from actorrpc.services.ids import CREATOR, EXECUTOR, OWN_NUMBER, ROOT
 from actorrpc.services.objects import Objects
 from actorrpc.session import Session, current
-from actorrpc.wire.codec import mentions_main, reading, writing
+from actorrpc.wire.codec import reading, writing
 from actorrpc.workers import info_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from actorrpc.runtime.message import Parcel
     from actorrpc.runtime.worker import Worker
@@ -33,7 +32,6 @@ T = TypeVar("T")
 _NEVER = float("inf")
 
 
-_ASKED = frozenset((ASYNC_MARK, "__func__", "__name__", "__qualname__", "__torch_function__", "__wrapped__"))
 """Attributes that Python, torch and this library look for on anything callable; no proxy has them."""
 
 
@@ -168,6 +166,7 @@ class RRef(Generic[T]):
         else:
             service: Autograd = self._worker.services[Autograd]
             service.backward(dist_autograd_ctx_id, [value], retain_graph)
+
     def _own_value(self, handle: OwnerHandle, what: str, timeout: float | None) -> T:
         """Waits for an object of this worker: `timeout` seconds, and no longer than its creation may take.
 
@@ -316,123 +315,6 @@ def _check_hint(value: object, hint: object) -> None:
                 f"the scripted module of type {value.original_name} does not have the interface {hint!r}; "
                 f"its type_hint is a class decorated with torch.jit.interface, or left out"
             )
-
-
-class Proxy:
-    """Stands for the object of a reference: its attributes are methods to call in one of four ways, and a call of the
-    proxy is a call of the object. It may be sent to others.
-    """
-
-    __slots__ = ("_ref", "_timeout", "_verb")
-
-    def __init__(self, ref: RRef[Any], verb: str, timeout: float) -> None:
-        self._ref, self._verb, self._timeout = ref, verb, timeout
-
-    def __getattr__(self, name: str) -> ProxyMethod:
-        if name in _ASKED:
-            raise AttributeError(name)
-        return ProxyMethod(self._ref, self._verb, self._timeout, name)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return call_method(self._ref, self._verb, self._timeout, "__call__", args, kwargs)
-
-    def __reduce__(self) -> Any:
-        return Proxy, (self._ref, self._verb, self._timeout)
-
-    def __copy__(self) -> Proxy:
-        return self
-
-    def __deepcopy__(self, memo: Any) -> Any:
-        return self._ref.__reduce__()
-
-    def __repr__(self) -> str:
-        return f"{self._ref!r}.{self._verb}()"
-
-
-class ProxyMethod:
-    """A method of a proxy. It may be sent as a function: the callee then calls through the reference."""
-
-    __slots__ = ("_name", "_ref", "_timeout", "_verb")
-
-    def __init__(self, ref: RRef[Any], verb: str, timeout: float, name: str) -> None:
-        self._ref, self._verb, self._timeout, self._name = ref, verb, timeout, name
-
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        return call_method(self._ref, self._verb, self._timeout, self._name, args, kwargs)
-
-    def __getattr__(self, name: str) -> Any:
-        if not name.startswith("__"):
-            raise AttributeError(
-                f"{self!r} is a method to be called, and has no attribute {name!r}; a proxy reads no plain attributes: "
-                f"have a method or function on {self._ref.owner_name()!r} return them"
-            )
-        raise AttributeError(name)
-
-    def __reduce__(self) -> Any:
-        return ProxyMethod, (self._ref, self._verb, self._timeout, self._name)
-
-    def __repr__(self) -> str:
-        return f"{self._ref!r}.{self._verb}().{self._name}"
-
-
-def call_method(
-    ref: RRef[Any], verb: str, timeout: float, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    """Calls a method through a reference, in the way that `verb` says."""
-    handle = ref._handle
-    handle.check()
-    worker = handle.service.worker
-    body = (name, args, kwargs)
-    if verb == "rpc_sync":
-        return worker.wait_result(worker.request(handle.owner, handle.ref, body, timeout, name))
-    if verb == "rpc_async":
-        return Future._of_call(
-            worker, lambda then: worker.request(handle.owner, handle.ref, body, timeout, name, then=then)
-        )
-    if verb == "tell":
-        return worker.tell(handle.owner, handle.ref, body)
-    return RRef._wrap(handle.service.create(handle.owner, handle.ref, body, timeout, name))
-
-
-def call_all(
-    refs: Sequence[RRef[Any]], timeout: float, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> list[Future[Any]]:
-    """Calls one method of several objects with the same arguments, which are written once.
-
-    Returns the futures, in the order of `refs`.
-    """
-    if not refs:
-        return []
-    worker = refs[0]._worker
-    frames, parcel = worker.write((name, args, kwargs), worker.id)
-    if parcel.refs or mentions_main(frames) or here.context != NO_CONTEXT:
-        # Every receiver of a reference needs a fork of its own, and every message of an autograd context is recorded;
-        # what may have to go again, by value, goes by itself.
-        parcel.restart()
-        return [_or_failed(lambda r=ref: call_method(r, "rpc_async", timeout, name, args, kwargs)) for ref in refs]  # type: ignore[misc]
-
-    def send(handle: OwnerHandle | UserHandle) -> Future[Any]:
-        handle.check()
-        return Future._of_call(
-            worker, lambda then: worker.calls.post(handle.owner, handle.ref, frames, timeout, name, then=then)
-        )
-
-    return [_or_failed(lambda r=ref: send(r._handle)) for ref in refs]  # type: ignore[misc]
-
-
-def _or_failed(send: Callable[[], Future[Any]]) -> Future[Any]:
-    """Sends; where that fails, returns a future that has failed, so that the other members of a group are called."""
-    try:
-        return send()
-    except Exception as e:
-        return failed_future(e)
-
-
-def failed_future(error: Exception) -> Future[Any]:
-    """Returns a future that is done, with an error."""
-    future: Future[Any] = Future()
-    future.set_exception(error)
-    return future
 
 
 def _backward(ref: RRef[Any], context_id: int, retain_graph: bool) -> None:
