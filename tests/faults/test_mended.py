@@ -217,32 +217,6 @@ def test_handlers_that_stand_still_are_seen_to_though_callbacks_go_on() -> None:
     run_world(program, 2, options={"num_worker_threads": 2})
 
 
-def test_many_calls_that_fail_at_once_start_few_threads() -> None:
-    """Callbacks that block a little hang on three thousand calls to a worker that dies."""
-
-    def program() -> None:
-        most, over = [0], threading.Event()
-
-        def watch() -> None:
-            while not over.wait(0.0005):
-                most[0] = max(most[0], threading.active_count())
-
-        pid = rpc.rpc_sync(1, os.getpid)
-        children = [rpc.rpc_async(1, signal.pause).then(lambda done: over.wait(0.0005)) for _ in range(3000)]
-        watcher = threading.Thread(target=watch)
-        watcher.start()
-        os.kill(pid, signal.SIGKILL)
-        for child in children:
-            child.wait(30)
-        over.set()
-        watcher.join()
-        assert most[0] < 150, most
-
-    with World(2) as world:
-        world.let_die(1)
-        world.on(0, program)
-
-
 # -- sends within sends
 
 
