@@ -3,7 +3,7 @@
 `import actorrpc as rpc` gives the names of `torch.distributed.rpc`, and `Actor`, `Role` and `launch` beside them.
 """
 
-from actorrpc import autograd, functions
+from actorrpc import autograd, functions, optim
 from actorrpc.actor import Actor
 from actorrpc.errors import (
     ActorGoneError,
@@ -16,6 +16,7 @@ from actorrpc.errors import (
     RendezvousError,
     RPCTimeoutError,
     SerializationError,
+    StaleGradientsError,
     UnknownNameError,
     WorkerLostError,
 )
@@ -58,6 +59,7 @@ __all__ = [
     "Role",
     "RpcBackendOptions",
     "SerializationError",
+    "StaleGradientsError",
     "UnknownNameError",
     "WorkerInfo",
     "WorkerLostError",
@@ -69,6 +71,7 @@ __all__ = [
     "get_worker_info",
     "init_rpc",
     "launch",
+    "optim",
     "remote",
     "rpc_async",
     "rpc_sync",
