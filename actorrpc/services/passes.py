@@ -142,6 +142,9 @@ class Pass:
         finally:
             del self._token, self._base
             self._sent = {}
+            if self._error is not None:
+                # Its traceback holds the graph, whose first node holds the pass: no collector sees through that.
+                self._error = Aborted("the pass has failed")
 
     def _run_engine(self, roots: Sequence[torch.Tensor]) -> None:
         leaves, outputs = self._service.leaves, [self._token, *roots]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def parameter(seed: int, *shape: int) -> torch.nn.Parameter:
     """A parameter, the same wherever it is made."""
-    return torch.nn.Parameter(torch.randn(*shape, generator=torch.Generator().manual_seed(seed)))
+    return torch.nn.Parameter(torch.randn(shape, generator=torch.Generator().manual_seed(seed)))
 
 
 def place(seed: int, on: int, *shape: int) -> rpc.RRef[Any]:
@@ -55,7 +55,7 @@ def step_here(optimizer: torch.optim.Optimizer, params: Sequence[Tensor], xs: Se
 def inputs(number: int, shapes: Sequence[Sequence[int]]) -> list[Tensor]:
     """What a step trains on."""
     made = torch.Generator().manual_seed(1000 + number)
-    return [torch.randn(*shape, generator=made) for shape in shapes]
+    return [torch.randn(shape, generator=made) for shape in shapes]
 
 
 def values(refs: Sequence[rpc.RRef[Any]]) -> list[Tensor]:
@@ -68,6 +68,11 @@ def grad_of(ref: rpc.RRef[Any]) -> Any:
 
 def give_grad(ref: rpc.RRef[Any], grad: Tensor) -> None:
     ref.local_value().grad = grad
+
+
+def give_value(ref: rpc.RRef[Any], value: Tensor) -> None:
+    with torch.no_grad():
+        ref.local_value().copy_(value)
 
 
 def same(ours: Any, theirs: Any) -> bool:
