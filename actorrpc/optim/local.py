@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from actorrpc.errors import RPCTimeoutError
 from actorrpc.optim.owners import tensor_of
+from actorrpc.runtime.handling import here
 from actorrpc.services.autograd import Autograd
 from actorrpc.session import current
 
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from actorrpc.runtime.worker import Worker
+
+_GLANCE_SECONDS = 0.02
 
 Options = dict[str, Any]
 """What a parameter group has beside its parameters: lr and so on."""
@@ -35,12 +39,15 @@ class Steps:
 
     Attributes:
         lock: held for a step (RULE OP2).
-        moves: for each parameter, the times of its steps on `Contexts.clock` that some living context began before.
+        moves: for each parameter, its steps that some living context began before: the time on `Contexts.clock`, and
+            the context that the gradients came from.
+        waiting: how many steps wait for others.
     """
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = threading.Condition(threading.Lock())
         self.moves: Any = WeakTensorKeyDictionary()
+        self.waiting = 0
 
     @staticmethod
     def of(worker: Worker) -> Steps:
@@ -56,7 +63,7 @@ class LocalOptimizer:
         kind: the torch optimizer's class.
         groups: the parameter groups as torch takes them, with references for parameters.
         args, kwargs: for the class, after the parameters.
-        max_staleness: as the DistributedOptimizer's.
+        max_staleness, on_stale: as the DistributedOptimizer's.
 
     Raises:
         TypeError, ValueError: a reference refers to no parameter, or two to the same one.
@@ -70,13 +77,14 @@ class LocalOptimizer:
         args: tuple[Any, ...],
         kwargs: Options,
         max_staleness: int | None,
+        on_stale: str,
     ) -> None:
-        worker = current().worker
-        self._name, self._steps, self._max_staleness = str(worker), Steps.of(worker), max_staleness
+        self._worker = worker = current().worker
+        self._steps, self._max_staleness, self._waits = Steps.of(worker), max_staleness, on_stale == "wait"
         self._autograd: Autograd = worker.services[Autograd]
         self._params: list[torch.Tensor] = []
         self._stand_ins: list[torch.Tensor] = []
-        self._moves: list[deque[int]] = []
+        self._moves: list[deque[tuple[int, int]]] = []
         made: Any = [{**group, "params": [self._take(ref) for ref in group["params"]]} for group in groups]
         if len(made) == 1 and len(made[0]) == 1:
             made = made[0]["params"]
@@ -121,6 +129,8 @@ class LocalOptimizer:
         with self._steps.lock:
             self._change(changes)
             moved = [i for i, param in enumerate(self._params) if param in grads]
+            if self._waits and moved:
+                self._wait(context_id, moved)
             age = self._age(context_id, moved)
             if age:
                 return age
@@ -135,7 +145,7 @@ class LocalOptimizer:
                     stand_in.grad = None
                     if not stand_in.is_set_to(param):  # the optimizer has put another tensor in its place
                         param.data = stand_in.data
-                self._count(moved)
+                self._count(context_id, moved)
         return 0
 
     def age(self, context_id: int) -> int:
@@ -153,19 +163,57 @@ class LocalOptimizer:
         if self._max_staleness is None or not moved:
             return 0
         began = self._autograd.contexts.get(context_id).began
-        age = max(sum(time > began for time in self._moves[i]) for i in moved)
+        age = max(self._steps_since(began, i) for i in moved)
         return age if age > self._max_staleness else 0
 
-    def _count(self, moved: Sequence[int]) -> None:
+    def _steps_since(self, began: int, i: int) -> int:
+        return sum(time > began for time, _ in self._moves[i])
+
+    def _count(self, context_id: int, moved: Sequence[int]) -> None:
         contexts = self._autograd.contexts
         oldest = min((context.began for context in contexts.all()), default=contexts.clock)
         for i in moved:
             moves = self._moves[i]
-            while moves and moves[0] <= oldest:
+            while moves and moves[0][0] <= oldest:
                 moves.popleft()
-            moves.append(contexts.clock + 1)
+            moves.append((contexts.clock + 1, context_id))
         # Last: a context that began here meanwhile may have seen the parameters half changed, or before.
         contexts.clock += 1
+        self._steps.lock.notify_all()
+
+    def _wait(self, context_id: int, moved: Sequence[int]) -> None:
+        """Waits as long as the step would make gradients of another context too old."""
+        handling = here.handling
+        deadline = handling.message.deadline if handling is not None and handling.message is not None else None
+        self._steps.waiting += 1
+        try:
+            while first := self._to_go_first(context_id, moved):
+                if deadline is not None and self._worker.clock.now() >= deadline:
+                    raise RPCTimeoutError(
+                        f"the step of context {context_id} has waited too long on {self._worker} for the steps, or the "
+                        f"ends, of the contexts {first}"
+                    )
+                self._steps.lock.wait(_GLANCE_SECONDS)  # the end of a context notifies nobody
+        finally:
+            self._steps.waiting -= 1
+
+    def _to_go_first(self, context_id: int, moved: Sequence[int]) -> list[int]:
+        """Returns the contexts that have to make their steps before this one; the oldest has none before it.
+
+        Steps are possible in some order, without any becoming too old, if and only if they are in the order of what
+        each can still bear: the first at least 0 steps of others, the second 1, the third 2, and so on.
+        """
+        contexts, limit = self._autograd.contexts, self._max_staleness
+        assert limit is not None
+        own, others = contexts.get(context_id), []
+        for other in contexts.all():
+            left = [i for i in moved if all(by != other.id for _, by in self._moves[i])]
+            if left and other is not own:
+                others.append((limit - max(self._steps_since(other.began, i) for i in left), other))
+        if not any((other.began, other.id) < (own.began, own.id) for _, other in others):
+            return []
+        others.sort(key=lambda pair: pair[0])
+        return [other.id for place, (bears, other) in enumerate(others) if bears - 1 < place]
 
     # -- state
 

@@ -67,7 +67,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
             a context there and the step with its gradients. A step with older gradients is refused. Given that, a
             backward pass uses the parameters as they are when it comes to them. None: as in torch, steps are not
             counted, and a pass that needs a parameter which another step has changed since its forward pass fails.
-        on_stale: what becomes of a step that is refused: "raise", or "drop" it.
+        on_stale: "raise" an error for a step that is refused, or "drop" it. "wait": a step which would make the
+            gradients of another context that has come to the owner too old waits there until that one has made its
+            step, or is over. With `max_staleness` of at least the number of other trainers none is then refused.
 
     Raises:
         TypeError: the class is no optimizer, or something refers to no parameter.
@@ -82,14 +84,16 @@ class DistributedOptimizer(torch.optim.Optimizer):
         params_rref: Iterable[RRef[Any]] | Iterable[Options],
         *args: Any,
         max_staleness: int | None = None,
-        on_stale: Literal["raise", "drop"] = "raise",
+        on_stale: Literal["raise", "drop", "wait"] = "raise",
         **kwargs: Any,
     ) -> None:
         _check_class(optimizer_class)
         if max_staleness is not None and max_staleness < 0:
             raise ValueError(f"max_staleness must be a number of steps, or None, not {max_staleness!r}")
-        if on_stale not in ("raise", "drop"):
-            raise ValueError(f'on_stale must be "raise" or "drop", not {on_stale!r}')
+        if on_stale not in ("raise", "drop", "wait"):
+            raise ValueError(f'on_stale must be "raise", "drop" or "wait", not {on_stale!r}')
+        if on_stale == "wait" and max_staleness is None:
+            raise ValueError('on_stale="wait" needs max_staleness: how old gradients may become')
         self._max_staleness, self._on_stale, self._kind = max_staleness, on_stale, optimizer_class
         self._owners: list[_Owner] = []
         super().__init__(_groups_of(params_rref), {})
@@ -111,7 +115,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 position += 1
         calls = []
         for to, owner in found.items():
-            given = (self._kind, owner.bodies, args, kwargs, self._max_staleness)
+            given = (self._kind, owner.bodies, args, kwargs, self._max_staleness, self._on_stale)
             with outside_of_contexts():
                 owner.local = rref.make(session, to, LocalOptimizer, given, {}, UNSET_RPC_TIMEOUT)
             owner.bodies = []

@@ -11,6 +11,8 @@ import torch
 import actorrpc as rpc
 from actorrpc import autograd
 from actorrpc.optim import DistributedOptimizer
+from actorrpc.optim.local import Steps
+from actorrpc.session import current
 from tests.optim.programs import inputs, loss_there, losses, parameter, place, same, step, values
 from tests.worlds import World, inside, until
 
@@ -252,6 +254,113 @@ def test_steps_count_for_the_parameters_that_they_move() -> None:
         optimizer.step(context_id)
 
 
+def waiting() -> int:
+    """How many steps wait on this worker."""
+    return Steps.of(current().worker).waiting
+
+
+def fast_and_slow(max_staleness: int, others: int, slow_steps: bool) -> None:
+    """Has a trainer make steps while another's gradients are on their way, the last of which waits for that one's."""
+    ref = place(0, 1, 3)
+    slow, fast = (
+        DistributedOptimizer(torch.optim.SGD, [ref], lr=0.1, max_staleness=max_staleness, on_stale="wait")
+        for _ in range(2)
+    )
+    made: list[Any] = []
+
+    def run() -> None:
+        try:
+            made.append(step(fast, [ref], inputs(1, [SHAPE])))
+        except BaseException as e:
+            made.append(e)
+
+    thread = threading.Thread(target=run)
+    with autograd.context() as context_id:
+        autograd.backward(context_id, losses([ref], inputs(0, [SHAPE])))
+        for _ in range(others):
+            beside(step, fast, [ref], inputs(1, [SHAPE]))
+        thread.start()
+        until(lambda: rpc.rpc_sync(1, waiting) == 1)
+        if slow_steps:
+            assert slow.step(context_id)
+    thread.join(20)
+    if not max_staleness:
+        assert isinstance(made[0], rpc.StaleGradientsError), made
+    else:
+        assert made == [True]
+
+
+@inside
+def test_a_fast_trainer_waits_for_the_step_of_a_slow_one() -> None:
+    fast_and_slow(1, 1, True)
+    fast_and_slow(3, 3, True)
+
+
+@inside
+def test_a_fast_trainer_waits_for_the_end_of_a_context_without_a_step() -> None:
+    fast_and_slow(1, 1, False)
+
+
+@inside
+def test_of_two_steps_that_would_make_each_other_too_old_one_is_made_and_one_refused() -> None:
+    fast_and_slow(0, 0, True)
+
+
+@inside
+def test_a_fast_trainer_leaves_room_for_the_steps_of_two_slow_ones() -> None:
+    ref = place(0, 1, 3)
+    optimizers = [
+        DistributedOptimizer(torch.optim.SGD, [ref], lr=0.1, max_staleness=2, on_stale="wait") for _ in range(3)
+    ]
+    begun, go = [threading.Event(), threading.Event()], [threading.Event(), threading.Event()]
+    made: list[Any] = []
+
+    def slow(i: int) -> None:
+        with autograd.context() as context_id:
+            autograd.backward(context_id, losses([ref], inputs(0, [SHAPE])))
+            begun[i].set()
+            go[i].wait(10)
+            made.append(optimizers[i].step(context_id))
+
+    def fast() -> None:
+        made.append(step(optimizers[2], [ref], inputs(1, [SHAPE])))
+        made.append(step(optimizers[2], [ref], inputs(1, [SHAPE])))  # would bring both of the others to their limit
+
+    threads = [threading.Thread(target=slow, args=(i,)) for i in range(2)]
+    for i in range(2):
+        threads[i].start()
+        begun[i].wait(10)
+    threads.append(threading.Thread(target=fast))
+    threads[2].start()
+    until(lambda: rpc.rpc_sync(1, waiting) == 1)
+    for i in (1, 0):  # the younger one first: it may, since the older one can bear it
+        go[i].set()
+        threads[i].join(20)
+    threads[2].join(20)
+    assert made == [True] * 4
+
+
+def train_waiting(rank: int, refs: list[rpc.RRef[Any]]) -> None:
+    optimizer = DistributedOptimizer(torch.optim.SGD, refs, lr=1.0, max_staleness=2, on_stale="wait")
+    for _ in range(ROUNDS // 3):
+        with autograd.context() as context_id:
+            roots = [rpc.rpc_sync(ref.owner(), weighted, args=(ref, torch.full(SHAPE, 2.0**rank))) for ref in refs]
+            autograd.backward(context_id, roots)
+            assert optimizer.step(context_id)
+
+
+def test_three_trainers_that_wait_for_each_other_make_all_their_steps() -> None:
+    def program() -> list[torch.Tensor]:
+        refs = [rpc.remote(3, zeros), rpc.remote(3, zeros)]
+        for done in [rpc.rpc_async(rank, train_waiting, args=(rank, refs)) for rank in range(3)]:
+            done.wait()
+        return values(refs)
+
+    with World(4) as world:
+        for value in world.on(0, program):
+            assert same(value, torch.full(SHAPE, -7.0 * (ROUNDS // 3)))
+
+
 stepping, finish = threading.Event(), threading.Event()
 
 
@@ -313,9 +422,6 @@ def test_a_pass_that_meets_a_step_of_another_trainer_fails_where_it_is_not() -> 
 
 def kept(ref: rpc.RRef[Any]) -> int:
     """How many steps are remembered of a parameter."""
-    from actorrpc.optim.local import Steps
-    from actorrpc.session import current
-
     return len(Steps.of(current().worker).moves[ref.local_value()])
 
 
