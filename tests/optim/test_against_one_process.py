@@ -11,10 +11,13 @@ from torch import Tensor
 import actorrpc as rpc
 from actorrpc import autograd
 from actorrpc.optim import DistributedOptimizer
+from actorrpc.services.autograd import Autograd
+from actorrpc.session import current
 from tests.optim.programs import (
     give_grad,
     grad_of,
     inputs,
+    losses,
     parameter,
     place,
     same,
@@ -167,6 +170,23 @@ def test_the_users_own_grads_are_as_before() -> None:
     assert grads[0] is None
     assert same(grads[1:], [mine, mine])
     assert same(refs[2].to_here(), parameter(2, 3)), "a step was made with a .grad of the user's own"
+
+
+def has_part(context_id: int) -> bool:
+    return current().worker.services[Autograd].contexts.find(context_id) is not None
+
+
+@inside
+def test_a_step_gives_an_owner_no_part_in_the_context() -> None:
+    refs = [place(0, 1, 3), place(1, 0, 3)]
+    with autograd.context() as context_id:
+        optimizer = DistributedOptimizer(torch.optim.SGD, refs, lr=0.1)
+        autograd.backward(context_id, losses(refs[1:], inputs(0, [(3,)])))
+        optimizer.step(context_id)
+        optimizer.state_dict()
+        with torch.no_grad():  # whose calls are no part of it either
+            assert not rpc.rpc_sync(1, has_part, args=(context_id,))
+    assert not same(values(refs)[1], parameter(1, 3))
 
 
 class Rebinding(torch.optim.Optimizer):
