@@ -3,7 +3,7 @@
 `import actorrpc as rpc` gives the names of `torch.distributed.rpc`, and `Actor`, `Role` and `launch` beside them.
 """
 
-from actorrpc import autograd, functions, nn
+from actorrpc import autograd, functions, nn, optim
 from actorrpc.actor import Actor
 from actorrpc.backends import (
     BackendType,
@@ -25,6 +25,7 @@ from actorrpc.errors import (
     RendezvousError,
     RPCTimeoutError,
     SerializationError,
+    StaleGradientsError,
     UnknownNameError,
     WorkerLostError,
 )
@@ -74,6 +75,7 @@ __all__ = [
     "Role",
     "RpcBackendOptions",
     "SerializationError",
+    "StaleGradientsError",
     "TensorPipeRpcBackendOptions",
     "UnknownNameError",
     "WorkerInfo",
@@ -90,6 +92,7 @@ __all__ = [
     "init_rpc",
     "launch",
     "nn",
+    "optim",
     "register_backend",
     "register_reducer",
     "remote",

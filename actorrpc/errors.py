@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 
 class ActorRPCError(RuntimeError):
@@ -105,6 +105,19 @@ class WorkerLostError(ActorRPCError):
         self.host = host
         self.pid = pid
         self.reason = reason
+
+
+class StaleGradientsError(ActorRPCError):
+    """A step was refused, since other steps have changed the parameters since its context first used them.
+
+    Args:
+        message: what to tell the user.
+        steps: how many, by owner's name, where they are too many.
+    """
+
+    def __init__(self, message: str, *, steps: Mapping[str, int] | None = None) -> None:
+        super().__init__(message)
+        self.steps = dict(steps or {})
 
 
 class RendezvousError(ActorRPCError):

@@ -46,7 +46,8 @@ import actorrpc as rpc
 from actorrpc import session
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch", "actorrpc", "pytest", "tests.worlds"])
+# torch imports torch._dynamo with a process's first optimizer, and takes 2 s over it.
+_CONTEXT.set_forkserver_preload(["torch", "torch._dynamo", "actorrpc", "pytest", "tests.worlds"])
 _DUMP_SECONDS = 60
 _LEAK_SECONDS = 3.0
 

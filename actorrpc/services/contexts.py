@@ -39,10 +39,13 @@ class Context:
         touched: the workers that got a message of this context from here, recorded or not.
         grads: what the passes gave, by leaf.
         passes: those that this worker took part in, by their ids.
+        began: the `Contexts.clock` when this worker's part began, before it can have used a parameter.
     """
 
-    def __init__(self, number: int, worker: Worker, leaves: Leaves, numbers: itertools.count[int]) -> None:
-        self.id = number
+    def __init__(
+        self, number: int, worker: Worker, leaves: Leaves, numbers: itertools.count[int], began: int
+    ) -> None:
+        self.id, self.began = number, began
         self._worker, self._leaves, self._numbers = worker, leaves, numbers
         self.lock = threading.Lock()
         self.generation = 0
@@ -103,6 +106,8 @@ class Contexts:
     def __init__(self, worker: Worker, leaves: Leaves) -> None:
         self._worker, self._leaves = worker, leaves
         self._door = threading.Lock()
+        self.clock = 0
+        """Counts changes of this worker's parameters; whoever makes one counts it, when it is done."""
         self._known: dict[int, Context] = {}
         self._counter = itertools.count(1)
         self._numbers = itertools.count(1)
@@ -123,8 +128,12 @@ class Contexts:
             return self._make(self._worker.id << _BITS | counter)
 
     def _make(self, number: int) -> Context:
-        made = self._known[number] = Context(number, self._worker, self._leaves, self._numbers)
+        made = self._known[number] = Context(number, self._worker, self._leaves, self._numbers, self.clock)
         return made
+
+    def find(self, number: int) -> Context | None:
+        """Returns a context that this worker has a part in; None where it has none."""
+        return self._known.get(number)
 
     def get(self, number: int) -> Context:
         """Returns a context that this worker has a part in.

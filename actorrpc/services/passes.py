@@ -142,6 +142,9 @@ class Pass:
         finally:
             del self._token, self._base
             self._sent = {}
+            if self._error is not None:
+                # Its traceback holds the graph, whose first node holds the pass: no collector sees through that.
+                self._error = Aborted("the pass has failed")
 
     def _run_engine(self, roots: Sequence[torch.Tensor]) -> None:
         leaves, outputs = self._service.leaves, [self._token, *roots]
@@ -149,8 +152,8 @@ class Pass:
         try:
             with torch.enable_grad():
                 firsts = _Begin.apply(self, *outputs)  # type: ignore[no-untyped-call]
-            seeds = [torch.zeros(()), *(torch.ones_like(root) for root in roots)]
-            torch.autograd.backward(firsts, seeds, retain_graph=self._retain)
+            # No gradients are given: all are scalars, and where torch is given some, it imports sympy to compare shapes.
+            torch.autograd.backward(firsts, retain_graph=self._retain)
         finally:
             leaves.release(self, kept)
             leaves.running.pop(self._task, None)

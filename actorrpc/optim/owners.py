@@ -1,0 +1,106 @@
+"""How the owners of parameters are asked: all at the same time, outside of autograd contexts."""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from actorrpc.errors import RemoteTraceback
+from actorrpc.proxies import failed_future
+from actorrpc.rref import RRef
+from actorrpc.runtime.handling import NO_CONTEXT, here
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from actorrpc.runtime.futures import Future
+
+
+@contextlib.contextmanager
+def outside_of_contexts() -> Iterator[None]:
+    """Keeps what is sent in the block out of the thread's autograd context."""
+    context, here.context = here.context, NO_CONTEXT
+    try:
+        yield
+    finally:
+        here.context = context
+
+
+def ask(what: str, calls: Sequence[tuple[str, Callable[[], Future[Any]]]]) -> list[Any]:
+    """Calls several owners at the same time, and returns their answers.
+
+    Arguments:
+        what: what they are asked to do, for errors.
+        calls: for each owner its name, and what sends the call.
+
+    Raises:
+        BaseException: what the first of those that failed raised; its cause names all of them, with their tracebacks.
+    """
+    answers: list[Any] = []
+    failed: list[tuple[str, Exception]] = []
+    with outside_of_contexts():
+        futures = [(name, _sent(call)) for name, call in calls]
+        for name, future in futures:
+            try:
+                answers.append(future.wait())
+            except Exception as e:
+                failed.append((name, e))
+    if failed:
+        names = ", ".join(repr(name) for name, _ in failed)
+        texts = [f"{what} failed on {len(failed)} of {len(calls)} owners: {names}", *map(_told, failed)]
+        raise failed[0][1] from RemoteTraceback("\n".join(texts))
+    return answers
+
+
+def _sent(call: Callable[[], Future[Any]]) -> Future[Any]:
+    try:
+        return call()
+    except Exception as e:  # the others are asked all the same
+        return failed_future(e)
+
+
+def _told(failed: tuple[str, Exception]) -> str:
+    name, error = failed
+    if isinstance(error.__cause__, RemoteTraceback):
+        return error.__cause__.text
+    return f"{name}: {''.join(traceback.format_exception_only(error))}"
+
+
+def checked(refs: object, what: str) -> list[RRef[Any]]:
+    """Returns a list of references to parameters.
+
+    Raises:
+        TypeError: it is none.
+        ValueError: it is empty.
+    """
+    if isinstance(refs, RRef):
+        refs = [refs]
+    if isinstance(refs, (str, bytes)) or not hasattr(refs, "__iter__"):
+        raise TypeError(f"{what} must be a list of RRefs to parameters, not {type(refs).__name__}")
+    found = list(refs)
+    if not found:
+        raise ValueError(f"{what} is empty: there is nothing to optimize")
+    for ref in found:
+        if not isinstance(ref, RRef):
+            raise TypeError(
+                f"{what} must hold RRefs to parameters, not {type(ref).__name__}; "
+                f"on the worker that has a parameter, RRef(parameter) makes one"
+            )
+    return found
+
+
+def tensor_of(ref: RRef[Any]) -> Any:
+    """Returns the parameter that a reference of this worker refers to.
+
+    Raises:
+        TypeError: it refers to something else.
+        BaseException: what its creation raised.
+    """
+    value = ref.local_value()
+    if not isinstance(value, torch.Tensor):
+        hint = ": refer to its parameters, [RRef(p) for p in module.parameters()]" * isinstance(value, torch.nn.Module)
+        raise TypeError(f"a reference to a parameter is needed, but {ref} refers to a {type(value).__qualname__}{hint}")
+    return value
