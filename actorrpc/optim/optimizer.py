@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from actorrpc import proxies
+from actorrpc import proxies, rref
 from actorrpc.errors import StaleGradientsError
 from actorrpc.optim.local import LocalOptimizer
 from actorrpc.optim.owners import ask, checked, outside_of_contexts
