@@ -152,7 +152,7 @@ class Pass:
         try:
             with torch.enable_grad():
                 firsts = _Begin.apply(self, *outputs)  # type: ignore[no-untyped-call]
-            # No gradients are given: all are scalars, and where torch is given some, it imports sympy to compare shapes.
+            # No gradients are given: all are scalars; and where torch is given some, it imports sympy.
             torch.autograd.backward(firsts, retain_graph=self._retain)
         finally:
             leaves.release(self, kept)
