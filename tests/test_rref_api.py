@@ -109,6 +109,17 @@ def fails(text: str) -> None:
     raise LookupError(text)
 
 
+class TwoArguments(LookupError):
+    """Cannot be copied, nor pickled."""
+
+    def __init__(self, a: int, b: str) -> None:
+        super().__init__(f"{a} and {b}")
+
+
+def fails_oddly() -> None:
+    raise TwoArguments(1, "no box")
+
+
 def fails_with(ref: Any) -> None:
     raise LookupError("no box")
 
@@ -690,6 +701,18 @@ def failure_of(ref: Any, use: Callable[[Any], Any]) -> str:
     with pytest.raises(LookupError, match="no box") as caught:
         use(ref)
     return "".join(traceback.format_exception(caught.value))
+
+
+@inside
+def test_an_error_of_creation_that_cannot_be_copied_is_raised_all_the_same() -> None:
+    own = rpc.remote(0, fails_oddly)
+    for use in (lambda ref: ref.local_value(), *uses()[:5]):
+        with pytest.raises(TwoArguments):
+            use(own)
+        assert "in fails_oddly" in failure_of(own, use)
+    there = rpc.remote(OTHER, fails_oddly)
+    for use in (*uses(), *uses()):
+        assert "in fails_oddly" in failure_of(there, use)
 
 
 @inside

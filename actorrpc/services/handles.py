@@ -68,7 +68,7 @@ class Entry:
     def check(self) -> None:
         """Raises what the creation raised, if it is known to have; its cause tells where."""
         if self._error is not None:
-            raise _copied(self._error)
+            raise _copied(self._error) or self._error.with_traceback(None)
 
     def accept(self, message: Message) -> Job | None:
         message.cell = self
@@ -261,21 +261,22 @@ class UserHandle:
 
 
 def _to_keep(error: BaseException, where: str) -> BaseException:
-    """Copies an error without its frames, which refer to all sorts of things, references too; they are kept as text."""
-    kept = _copied(error)
-    if kept is not error:
-        kept.__cause__ = cause_here(error, where)
+    """Copies an error without its frames, which refer to all sorts of things, references too; they are kept as text.
+
+    One that cannot be copied is kept itself, as it is.
+    """
+    kept = _copied(error) or error
+    kept.__cause__ = cause_here(error, where)
     return kept
 
 
-def _copied(error: BaseException) -> BaseException:
-    """Copies an error, to be raised; returns one itself that cannot be copied."""
+def _copied(error: BaseException) -> BaseException | None:
     try:
         made = copy.copy(error)
-    except Exception:
-        made = error
+    except Exception:  # a class of the user's whose __init__ takes something else than its args
+        return None
     if type(made) is not type(error):
-        made = error
+        return None
     made.__cause__ = error.__cause__
     return made.with_traceback(None)
 
@@ -293,4 +294,4 @@ def _complete(future: Future[None], error: BaseException | None) -> None:
     if error is None:
         future.set_result(None)
     else:
-        future.set_exception(error)
+        future.set_exception(_copied(error) or error)  # whoever waits for it adds frames
