@@ -23,13 +23,13 @@ import actorrpc as rpc
 from actorrpc.errors import DeserializationError
 from actorrpc.wire.codec import Codec
 from actorrpc.wire.tensors import SMALL
-from tests.wire.strategies import Point, Slotted, Thing, messages
+from tests.wire.strategies import Point, Slotted, Tagged, Thing, messages
 from tests.worlds import World, inside, run_processes
 
 QUICK = settings(
-    max_examples=60, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck)
+    max_examples=150, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck)
 )
-MANY = settings(QUICK, max_examples=1500, derandomize=False, print_blob=True)
+MANY = settings(QUICK, max_examples=500, derandomize=False, print_blob=True)
 FEW = settings(QUICK, max_examples=15)
 
 DELIVERIES: list[Callable[[Any], Any]] = [
@@ -61,7 +61,7 @@ def content(tensor: torch.Tensor) -> bytes:
     size, stride, offset = tensor.shape, tensor.stride(), int(tensor.storage_offset())
     kind = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}[tensor.element_size()]
     plain = torch.empty(0, dtype=kind).set_(storage_of(tensor), offset, size, stride)
-    return bytes(plain.contiguous().flatten().view(torch.uint8).numpy()) if plain.numel() else b""
+    return bytes(plain.numpy().tobytes())
 
 
 class Comparison:
@@ -95,7 +95,7 @@ class Comparison:
             assert (a.dtype, a.shape) == (b.dtype, b.shape)
             assert a.tobytes() == b.tobytes()
             assert b.flags.writeable or not a.flags.writeable
-            assert b.flags.aligned
+            assert b.flags.aligned or not a.flags.aligned
             if a.flags.c_contiguous or a.flags.f_contiguous:  # numpy's own pickles make all others so
                 assert _steps(a) == _steps(b)
             self.arrays.append((a, b))
@@ -135,7 +135,7 @@ class Comparison:
         else:
             assert (a.is_conj(), a.is_neg()) == (b.is_conj(), b.is_neg())
             assert content(a) == content(b)
-            assert not b._is_view()
+            assert not b._is_view() or type(b) is Tagged  # which torch makes of a plain one
             assert b.data_ptr() % b.element_size() == 0
             self.tensors.append((a, b))
 
@@ -180,7 +180,7 @@ class Comparison:
                     b.add_(1)
         for _, b in self.arrays:
             memory = b.view(np.uint8) if b.flags.c_contiguous and b.dtype.kind not in "OV" and b.ndim else None
-            if memory is not None and b.size:
+            if memory is not None and b.size and b.flags.writeable:
                 memory[...] = 0
         assert before == ([content(a) for a, _ in self.tensors], [a.tobytes() for a, _ in self.arrays])
 
@@ -274,7 +274,7 @@ def test_broken_frames_give_an_error_of_ours_or_a_value_and_never_a_crash() -> N
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_many_broken_frames_give_an_error_of_ours_or_a_value_and_never_a_crash() -> None:
-    (outcome,) = run_processes(injure, 1, args=(5000, False), timeout=500)
+    (outcome,) = run_processes(injure, 1, args=(2000, False), timeout=500)
     assert outcome.returned, f"it crashed: {outcome}"
     assert not outcome.traceback, outcome.traceback
 
