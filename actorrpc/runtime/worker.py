@@ -128,7 +128,7 @@ class Worker:
         if peer is None or not peer.by_value:
             return frames, parcel
         parcel.restart()
-        return self.write(body, to, parcel.trace.context if parcel.trace else NO_CONTEXT, by_value=True)
+        return self.write(body, to, parcel.context, by_value=True)
 
     def chain(self) -> int:
         """Returns the call chain of the present thread's handler, or a new one.
@@ -177,6 +177,7 @@ class Worker:
             raise ValueError("timeout must be seconds (0: for ever), not NaN")
         context = here.context if torch.is_grad_enabled() else NO_CONTEXT
         frames, parcel = self.write(body, to, context)
+        context = parcel.context
         again = None
         if mentions_main(frames):
             frames, parcel = self._for_main(frames, parcel, body, to)
@@ -187,9 +188,10 @@ class Worker:
         """Sends a message that is not answered. `control`: see `Flag.CONTROL`. Raises as `request` does."""
         context = here.context if not control and torch.is_grad_enabled() else NO_CONTEXT
         frames, parcel = self.write(body, to, context)
+        context = parcel.context
         if mentions_main(frames):
             frames, parcel = self._for_main(frames, parcel, body, to)
-        frames = _snapshot(frames)
+        frames = snapshot(frames)
         try:
             flags = (Flag.REFS if parcel.refs else 0) | (Flag.CONTROL if control else 0)
             out = Outgoing(Kind.TELL, flags, self.calls.next_id(), *target, self.chain(), context, _NEVER)
@@ -353,7 +355,7 @@ class Worker:
         except BaseException as e:
             self.answer_error(message, e, 0)
             return
-        frames = _snapshot(frames)
+        frames = snapshot(frames)
         self._answer(message, Kind.REPLY, Flag.REFS if parcel.refs else 0, frames, parcel)
 
     def answer_error(self, message: Message, error: BaseException, flags: int) -> None:
@@ -504,7 +506,7 @@ class Worker:
         }
 
 
-def _snapshot(frames: Sequence[Frame]) -> Sequence[Frame]:
+def snapshot(frames: Sequence[Frame]) -> Sequence[Frame]:
     """Copies the large tensors of an answer or a tell: their sender goes on, and may change them before they leave."""
     return frames if len(frames) == 1 else [frames[0], *map(bytes, frames[1:])]
 

@@ -11,11 +11,11 @@ import itertools
 import threading
 from typing import TYPE_CHECKING
 
-import torch
-
-from actorrpc.services.recording import ReceivingTrace, SendingTrace
+from actorrpc.services.recording import ReceivingTrace, SendingTrace, new_token
 
 if TYPE_CHECKING:
+    import torch
+
     from actorrpc.runtime.worker import Worker
     from actorrpc.services.leaves import Leaves
     from actorrpc.services.passes import Pass
@@ -39,12 +39,14 @@ class Context:
         touched: the workers that got a message of this context from here, recorded or not.
         grads: what the passes gave, by leaf.
         passes: those that this worker took part in, by their ids.
+        over: whether it has ended here; nothing is recorded any more.
     """
 
     def __init__(self, number: int, worker: Worker, leaves: Leaves, numbers: itertools.count[int]) -> None:
         self.id = number
         self._worker, self._leaves, self._numbers = worker, leaves, numbers
         self.lock = threading.Lock()
+        self.over = False
         self.generation = 0
         self.touched: set[int] = set()
         self.grads: dict[torch.Tensor, torch.Tensor] = {}
@@ -53,7 +55,7 @@ class Context:
 
     def renew(self) -> None:
         """Begins a new graph."""
-        self.base = self.token = torch.zeros((), requires_grad=True)
+        self.base = self.token = new_token().requires_grad_()
         self.sent: dict[int, Sent] = {}
         self.received: set[tuple[int, int]] = set()
         self.last: dict[int, bool] = {}
@@ -104,7 +106,8 @@ class Contexts:
         self._worker, self._leaves = worker, leaves
         self._door = threading.Lock()
         self._known: dict[int, Context] = {}
-        self._counter = itertools.count(1)
+        self._last = 0
+        """The counter of the last one that was begun here."""
         self._numbers = itertools.count(1)
         self._own: set[int] = set()
         """The counters of those that were begun here and are not over."""
@@ -118,9 +121,9 @@ class Contexts:
     def begin(self) -> Context:
         """Begins a context of this worker's own."""
         with self._door:
-            counter = next(self._counter)
-            self._own.add(counter)
-            return self._make(self._worker.id << _BITS | counter)
+            self._last += 1
+            self._own.add(self._last)
+            return self._make(self._worker.id << _BITS | self._last)
 
     def _make(self, number: int) -> Context:
         made = self._known[number] = Context(number, self._worker, self._leaves, self._numbers)
@@ -168,7 +171,7 @@ class Contexts:
                 if counter not in self._own:
                     return None
                 self._own.remove(counter)
-                lowest = min(self._own, default=counter + 1)
+                lowest = min(self._own, default=self._last + 1)
             else:
                 over = self._over.setdefault(creator, set())
                 lowest = max(lowest, self._lowest.get(creator, 0))
@@ -183,6 +186,7 @@ class Contexts:
             return None
         kept = found.token, found.sent, found.grads, found.passes  # not to die under the lock: finalizers may call
         with found.lock:
+            found.over = True
             peers = (found.touched | set(found.last)) - {self._worker.id}
             found.renew()
             found.grads, found.passes = {}, {}
@@ -201,7 +205,10 @@ class Contexts:
         found = self.join(context)
         if found is None:
             return None
-        found.touched.add(peer)
+        with found.lock:  # else its end might not be told to this peer
+            if found.over:
+                return None
+            found.touched.add(peer)
         return SendingTrace(found, peer)
 
     def receiving(self, context: int, peer: int) -> ReceivingTrace | None:
