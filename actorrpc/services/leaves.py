@@ -99,8 +99,9 @@ class _Held:
         if self.by is not holder:  # else its accumulation, or a hook on it, has failed
             self.lock.acquire(timeout=_LOCK_SECONDS)  # not for ever: a plain backward of the user's own may have failed
         self.by = None
-        if self.leaf.grad is not None:
-            holder.grads[self.leaf], self.leaf.grad = self.leaf.grad, None
+        late = self.leaf.grad
+        if late is not None:  # a view is one of DDP's buckets, which its next pass writes anew
+            holder.grads[self.leaf], self.leaf.grad = late.clone() if late._is_view() else late, None
         self.passes -= 1
         if not self.passes:
             for hook in self.hooks:

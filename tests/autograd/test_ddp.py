@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import socket
 from typing import Any
@@ -27,6 +28,10 @@ def table() -> torch.nn.EmbeddingBag:
     """The server's table."""
     torch.manual_seed(1)
     return torch.nn.EmbeddingBag(ROWS, WIDTH, mode="sum", sparse=True)
+
+
+def make_table() -> None:
+    table()
 
 
 def look_up(rows: Tensor, offsets: Tensor) -> Tensor:
@@ -69,7 +74,7 @@ def train(rank: int, port: int, steps: int, uneven: bool, bucket_views: bool, ho
         if hooks:
             next(module.parameters()).register_post_accumulate_grad_hook(lambda _: calls.append(1))
         steps += rank if uneven else 0
-        joined: Any = Join([module]) if uneven else functools.partial(_nothing)()
+        joined: Any = Join([module], divide_by_initial_world_size=False) if uneven else contextlib.nullcontext()
         with joined:
             for step in range(steps):
                 one_step(rank, step, module, alone=uneven and step == steps - 1 and rank == 1)
@@ -78,10 +83,28 @@ def train(rank: int, port: int, steps: int, uneven: bool, bucket_views: bool, ho
         dist.destroy_process_group()
 
 
-class _nothing:
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *_: object) -> None: ...
+def two_passes(rank: int, port: int, bucket_views: bool) -> None:
+    join_trainers(rank, port)
+    try:
+        module = DistributedDataParallel(dense(), gradient_as_bucket_view=bucket_views)
+        parameters = list(module.parameters())
+        for parameter in parameters:
+            parameter.grad = torch.full_like(parameter, 7)
+        kept = []
+        for _ in range(2):
+            with autograd.context() as context_id:
+                for step in range(2):
+                    rows = rpc.rpc_sync(SERVER, look_up, args=batch(rank, step))
+                    autograd.backward(context_id, [module(rows).sum()])
+                kept.append(autograd.get_gradients(context_id))
+        locals_ = [local(r, step)[0] for r in range(TRAINERS) for step in range(2)]
+        for found in kept:  # the later context has left the earlier one's gradients alone
+            for parameter, grads in zip(parameters, zip(*locals_, strict=True), strict=True):
+                same(found[parameter], torch.stack(grads).sum(0) / 2)
+                assert parameter.grad is not None
+                assert (parameter.grad == 7).all()
+    finally:
+        dist.destroy_process_group()
 
 
 def one_step(rank: int, step: int, module: DistributedDataParallel, alone: bool) -> None:
@@ -107,10 +130,11 @@ def free_port() -> int:
         return port
 
 
-def run_trainers(world: World, *args: Any) -> list[Any]:
+def run_trainers(world: World, program: Any, *args: Any) -> list[Any]:
     port = free_port()
+    world.on(SERVER, make_table)  # once, before two trainers ask for it
     for rank in range(TRAINERS):
-        world.start(rank, train, rank, port, *args)
+        world.start(rank, program, rank, port, *args)
     found = [world.result(rank) for rank in range(TRAINERS)]
     world.everywhere(nothing_left)
     return found
@@ -123,12 +147,17 @@ def world() -> Any:
 
 
 def test_dense_gradients_are_averaged_over_trainers_and_sparse_ones_stay_in_their_contexts(world: World) -> None:
-    assert run_trainers(world, 4, False, False, True) == [4, 4]
+    assert run_trainers(world, train, 4, False, False, True) == [4, 4]
 
 
 def test_trainers_with_uneven_inputs_join(world: World) -> None:
-    run_trainers(world, 2, True, False, False)
+    run_trainers(world, train, 2, True, False, False)
 
 
 def test_gradients_may_be_views_of_buckets(world: World) -> None:
-    run_trainers(world, 4, False, True, True)
+    run_trainers(world, train, 4, False, True, True)
+
+
+@pytest.mark.parametrize("bucket_views", [False, True])
+def test_gradients_of_two_passes_add_up_and_stay_apart_from_the_buckets(world: World, bucket_views: bool) -> None:
+    run_trainers(world, two_passes, bucket_views)
