@@ -60,7 +60,7 @@ class _Held:
 
     def __init__(self, node: Any, running: dict[int, Pass]) -> None:
         self.leaf: torch.Tensor = node.variable
-        self.aside, self.leaf.grad = self.leaf.grad, None
+        self.aside, self.leaf.grad = _own(self.leaf.grad), None
         self.passes = 0
         self.lock = threading.Lock()
         self.by: Pass | None = None
@@ -99,9 +99,9 @@ class _Held:
         if self.by is not holder:  # else its accumulation, or a hook on it, has failed
             self.lock.acquire(timeout=_LOCK_SECONDS)  # not for ever: a plain backward of the user's own may have failed
         self.by = None
-        late = self.leaf.grad
-        if late is not None:  # a view is one of DDP's buckets, which its next pass writes anew
-            holder.grads[self.leaf], self.leaf.grad = late.clone() if late._is_view() else late, None
+        late = _own(self.leaf.grad)
+        if late is not None:
+            holder.grads[self.leaf], self.leaf.grad = late, None
         self.passes -= 1
         if not self.passes:
             for hook in self.hooks:
@@ -111,6 +111,11 @@ class _Held:
                     hooks[key] = own
             self.leaf.grad = self.aside
         self.lock.release()
+
+
+def _own(grad: torch.Tensor | None) -> torch.Tensor | None:
+    """Copies a gradient that is part of one of DDP's buckets (`gradient_as_bucket_view`), which its next pass writes."""
+    return grad.clone() if grad is not None and grad._is_view() else grad
 
 
 def _call_if(wanted: Callable[[Any], bool], hook: Any, argument: Any) -> Any:
