@@ -12,7 +12,7 @@ from actorrpc.runtime.handling import NO_CONTEXT, here
 from actorrpc.runtime.lanes import Job, Lane
 from actorrpc.runtime.message import Outgoing
 from actorrpc.runtime.worker import snapshot
-from actorrpc.services.contexts import Contexts
+from actorrpc.services.contexts import Contexts, creator_of
 from actorrpc.services.ids import AUTOGRAD
 from actorrpc.services.leaves import Leaves
 from actorrpc.services.passes import Aborted, Pass
@@ -36,12 +36,12 @@ class Autograd:
     """The actor.
 
     It receives: gradients of a message (a tell whose header names context, pass and message), requests to begin a pass,
-    and tells: release a context, a pass has failed, end a pass.
+    and tells: release a context, tell me of its end, a pass has failed, end a pass.
     """
 
     def __init__(self, worker: Worker) -> None:
         self.worker, self.leaves = worker, Leaves()
-        self.contexts = Contexts(worker, self.leaves)
+        self.contexts = Contexts(worker, self.leaves, self._doubt)
         self._passes = itertools.count(1)
         worker.services[Autograd] = self
         worker.cells[AUTOGRAD] = self
@@ -121,6 +121,10 @@ class Autograd:
         if verb == "release":
             self._release(context_id, rest[0], message.caller)
             return
+        if verb == "tell me":
+            if not self.contexts.touch(context_id, message.caller):
+                self.tell(message.caller, ("release", context_id, 0))
+            return
         context = self.contexts.join(context_id)
         if context is None:
             return
@@ -134,11 +138,16 @@ class Autograd:
         known.fail(error)
 
     def _release(self, context_id: int, lowest: int, teller: int) -> None:
-        told = self.contexts.end(context_id, lowest)
-        if told is not None:
-            peers, lowest = told
-            for peer in peers - {teller}:
-                self.tell(peer, ("release", context_id, lowest))
+        ended = self.contexts.end(context_id, lowest)
+        if ended is not None:
+            for running in ended.passes:  # one that has failed elsewhere: the news of that can come later, or never
+                running.aborted(teller)
+            for peer in ended.peers - {teller}:
+                self.tell(peer, ("release", context_id, ended.lowest))
+
+    def _doubt(self, context_id: int) -> None:
+        """Asks a context's creator to tell of its end, since whoever would have done so is gone."""
+        self.tell(creator_of(context_id), ("tell me", context_id))
 
     def _gone(self, peer: Peer) -> None:
         for context in self.contexts.all():
@@ -147,7 +156,12 @@ class Autograd:
                     running.aborted(peer.record.id)
                 elif peer.record.id in running.engaged:
                     running.fail(self.worker.members.lost_error(peer, "it had a part in the backward pass"))
-        self.contexts.forget(peer.record.id)
+        for context in self.contexts.all():
+            creator = creator_of(context.id)
+            if creator == peer.record.id:
+                self._release(context.id, 0, creator)
+            elif creator != self.worker.id:
+                self._doubt(context.id)
 
     # -- sending
 

@@ -114,7 +114,7 @@ class _Held:
 
 
 def _own(grad: torch.Tensor | None) -> torch.Tensor | None:
-    """Copies a gradient that is part of one of DDP's buckets (`gradient_as_bucket_view`), which its next pass writes."""
+    """Copies a gradient that lies in one of DDP's buckets (`gradient_as_bucket_view`), which its next pass writes."""
     return grad.clone() if grad is not None and grad._is_view() else grad
 
 

@@ -89,7 +89,7 @@ class Pass:
         self._error: BaseException | None = None
         self._begun: set[int] = set()
         self.engaged: set[int] = set()
-        self._spread = False
+        self._ended = self._spread = False
         """Whether the others were told that it has failed."""
         self._unfinished = {service.worker.id}
         """Those begun that have not answered; this worker itself as long as its engine runs."""
@@ -140,6 +140,7 @@ class Pass:
             self.grads = {}
             self._one_done(me)
             self._wait(self._all_done)
+            self._ended = True
         except BaseException as e:
             self.fail(e)
             raise
@@ -295,19 +296,19 @@ class Pass:
         """Ends this worker's part with an error, if it is the first, and lets the others know."""
         worker = self._service.worker
         with self._door:
-            if self._error is not None:
+            if self._error is not None or self._ended:
                 return
-            self._error, over = error, self._all_done.done
+            self._error = error
         for what in (*self._slots.values(), self._all_done):
             if not what.done:
                 worker.complete(what)
-        if worker.id == self.root and not over:
+        if worker.id == self.root:
             self.spread_abort()
 
     def spread_abort(self, but: int = -1) -> None:
         """Tells the workers that this one knows to take part that the pass has failed, once."""
         with self._door:
-            first, self._spread = not self._spread, True
+            first, self._spread = not (self._spread or self._ended), True
             peers = (self._begun | self.engaged) - {but}
         for peer in peers if first else ():
             self._service.tell(peer, ("abort", self.context.id, self.id))

@@ -316,7 +316,7 @@ def _make_recorded(mark: Any, make: Callable[..., torch.Tensor], arguments: tupl
 
 
 def _make_leaf(make: Callable[..., torch.Tensor], *arguments: Any) -> torch.Tensor:
-    with torch.no_grad():  # torch turns what it has made into the subclass, which would be recorded as a step of its own
+    with torch.no_grad():  # torch makes it and turns it into the subclass, which would be a step of a graph
         return make(*arguments)
 
 

@@ -17,7 +17,17 @@ from torch import Tensor
 import actorrpc as rpc
 from actorrpc import autograd
 from actorrpc.errors import RemoteError, RPCTimeoutError, WorkerLostError
-from tests.autograd.common import among_three, everywhere, gradient_at, leaf, nothing_left, same, scaled, service, weight
+from tests.autograd.common import (
+    among_three,
+    everywhere,
+    gradient_at,
+    leaf,
+    nothing_left,
+    same,
+    scaled,
+    service,
+    weight,
+)
 from tests.worlds import World, no_references, raised_within, until
 
 
@@ -162,13 +172,13 @@ def test_plain_backward_over_workers_says_what_to_use_instead() -> None:
     x = leaf(1, 2, 4)
     with autograd.context() as context_id:
         y = rpc.rpc_sync(1, scaled, args=(x,))
-        with pytest.raises(RuntimeError, match="dist_autograd.backward"):
+        with pytest.raises(RuntimeError, match=r"dist_autograd\.backward"):
             y.sum().backward(retain_graph=True)
-        with pytest.raises(RuntimeError, match="dist_autograd.backward"):
+        with pytest.raises(RuntimeError, match=r"dist_autograd\.backward"):
             torch.autograd.grad(y.sum(), [x], retain_graph=True)
         autograd.backward(context_id, [y.sum()])
         same(autograd.get_gradients(context_id)[x], [2, 3, 5])
-    with autograd.context() as other, pytest.raises(RuntimeError, match="dist_autograd.backward|context"):
+    with autograd.context() as other, pytest.raises(RuntimeError, match=r"dist_autograd\.backward|context"):
         autograd.backward(other, [y.sum()])
 
 
