@@ -15,7 +15,7 @@ from actorrpc.services.autograd import Autograd
 from tests.worlds import World, run_body, until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 
 def among_three(body: Callable[[], None]) -> Callable[[World], None]:
@@ -77,11 +77,21 @@ def gradient_at(worker: int | str, context_id: int) -> Tensor | None:
     return found
 
 
-def same(found: Tensor | None, expected: Tensor | list[float]) -> None:
+def same(found: Tensor | None, expected: Tensor | Sequence[float]) -> None:
     """Fails unless a gradient is there and right."""
     assert found is not None, f"there is no gradient; expected {expected}"
-    expected = torch.tensor(expected, dtype=found.dtype) if isinstance(expected, list) else expected
+    expected = expected if isinstance(expected, Tensor) else torch.tensor(expected, dtype=found.dtype)
     torch.testing.assert_close(found, expected)
+
+
+def put_hook(x: Any, hook: Callable[[Tensor], object]) -> Any:
+    """Puts a hook on a tensor; torch's own method has no types."""
+    return x.register_hook(hook)
+
+
+def put_accumulated_hook(x: Any, hook: Callable[[Tensor], object]) -> Any:
+    """Puts a hook on a leaf, for when its gradient has accumulated."""
+    return x.register_post_accumulate_grad_hook(hook)
 
 
 def pause(seconds: float) -> None:

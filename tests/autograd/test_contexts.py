@@ -99,7 +99,7 @@ def test_an_unknown_context_is_refused_by_its_id() -> None:
         lambda: rpc.remote(1, torch.ones, args=(1,)).backward(12345),
     ):
         with pytest.raises(RuntimeError, match="12345"):
-            call()  # type: ignore[no-untyped-call]
+            call()
 
 
 @among_three

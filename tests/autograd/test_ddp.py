@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import actorrpc as rpc
 from actorrpc import autograd
-from tests.autograd.common import nothing_left, same
+from tests.autograd.common import nothing_left, put_accumulated_hook, same
 from tests.worlds import World
 
 TRAINERS, SERVER = 2, 2
@@ -62,7 +62,8 @@ def local(rank: int, step: int) -> tuple[list[Tensor], Tensor]:
 
 
 def join_trainers(rank: int, port: int) -> None:
-    store = dist.TCPStore("127.0.0.1", port, TRAINERS, is_master=rank == 0)
+    store = dist.TCPStore(  # type: ignore[attr-defined]
+        "127.0.0.1", port, TRAINERS, is_master=rank == 0)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=TRAINERS)
 
 
@@ -72,7 +73,7 @@ def train(rank: int, port: int, steps: int, uneven: bool, bucket_views: bool, ho
         module = DistributedDataParallel(dense(), gradient_as_bucket_view=bucket_views)
         calls: list[int] = []
         if hooks:
-            next(module.parameters()).register_post_accumulate_grad_hook(lambda _: calls.append(1))
+            put_accumulated_hook(next(module.parameters()), lambda _: calls.append(1))
         steps += rank if uneven else 0
         joined: Any = Join([module], divide_by_initial_world_size=False) if uneven else contextlib.nullcontext()
         with joined:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import signal
@@ -23,6 +24,8 @@ from tests.autograd.common import (
     gradient_at,
     leaf,
     nothing_left,
+    put_accumulated_hook,
+    put_hook,
     same,
     scaled,
     service,
@@ -129,8 +132,8 @@ def test_a_hook_that_raises_fails_the_pass_and_frees_its_leaf() -> None:
     def raising(*_: Any) -> None:
         raise ZeroDivisionError("in a hook")
 
-    for register in (x.register_hook, x.register_post_accumulate_grad_hook):
-        handle = register(raising)
+    for put in (put_hook, put_accumulated_hook):
+        handle = put(x, raising)
         x.grad = torch.full_like(x, 7)
         with autograd.context() as context_id, raised_within(10):
             with pytest.raises(ZeroDivisionError, match="in a hook"):
@@ -227,6 +230,10 @@ def test_a_pass_that_waits_too_long_says_for_which_worker_and_tensors() -> None:
         everywhere(no_pass)
 
 
+def waits_for(words: str) -> bool:
+    return words in autograd.waiting()[0]
+
+
 def block_own() -> Tensor:
     """The root needs no gradient of it."""
     return block_back(torch.ones(3, dtype=torch.float64))
@@ -242,7 +249,7 @@ def test_a_pass_that_waits_says_on_demand_for_what() -> None:
             thread = threading.Thread(target=autograd.backward, args=(context_id, [y.sum()]))
             thread.start()
             until(autograd.waiting)
-            until(lambda words=words: words in autograd.waiting()[0], what=f"{autograd.waiting()} without {words}")
+            until(functools.partial(waits_for, words), what=f"{autograd.waiting()} without {words}")
             [text] = autograd.waiting()
             assert "worker1" in text
             assert str(context_id) in text
@@ -457,7 +464,12 @@ def test_threads_of_failed_passes_are_free_again() -> None:
                 autograd.backward(context_id, [y.sum()])
     everywhere(nothing_left)
     for rank in (1, 2):
-        until(lambda rank=rank: rpc.rpc_sync(rank, running) <= 1, what="threads still wait")
+        until(functools.partial(is_idle, rank), what="threads still wait")
+
+
+def is_idle(rank: int) -> bool:
+    busy: int = rpc.rpc_sync(rank, running)
+    return busy <= 1  # the question itself
 
 
 def running() -> int:

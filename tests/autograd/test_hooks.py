@@ -14,7 +14,18 @@ from torch import Tensor
 import actorrpc as rpc
 from actorrpc import autograd
 from actorrpc.runtime.handling import here
-from tests.autograd.common import among_three, everywhere, gradient_at, leaf, same, scaled, service, weight
+from tests.autograd.common import (
+    among_three,
+    everywhere,
+    gradient_at,
+    leaf,
+    put_accumulated_hook,
+    put_hook,
+    same,
+    scaled,
+    service,
+    weight,
+)
 from tests.worlds import World
 
 seen: Counter[str] = Counter()
@@ -29,8 +40,8 @@ def watch(x: Tensor, name: str) -> None:
         seen[f"{name} {kind}"] += 1
 
     handles.extend((
-        x.register_hook(functools.partial(count, "tensor")),
-        x.register_post_accumulate_grad_hook(functools.partial(count, "accumulated")),
+        put_hook(x, functools.partial(count, "tensor")),
+        put_accumulated_hook(x, functools.partial(count, "accumulated")),
         node.register_prehook(functools.partial(count, "before")),
         node.register_hook(functools.partial(count, "after")),
         node,  # a leaf has a node only as long as somebody holds it
@@ -55,8 +66,8 @@ def unwatch() -> Counter[str]:
 def scale_and_watch(x: Tensor) -> Tensor:
     """Hooks on what was received, and on what is sent."""
     y = scaled(x)
-    x.register_hook(lambda _: seen.update(["received"]))
-    y.register_hook(lambda _: seen.update(["sent back"]))
+    put_hook(x, lambda _: seen.update(["received"]))
+    put_hook(y, lambda _: seen.update(["sent back"]))
     return y
 
 
@@ -72,9 +83,9 @@ def test_hooks_of_every_kind_run_once_a_pass_on_every_worker() -> None:
         rpc.rpc_sync(rank, watch_weight, args=(str(rank),))
     with autograd.context() as context_id:
         sent = x * 1
-        sent.register_hook(lambda _: seen.update(["sent"]))
+        put_hook(sent, lambda _: seen.update(["sent"]))
         came = rpc.rpc_sync(1, scale_and_watch, args=(sent,))
-        came.register_hook(lambda _: seen.update(["came"]))
+        put_hook(came, lambda _: seen.update(["came"]))
         loss = (came + rpc.rpc_sync(2, scale_and_watch, args=(came,)) + rpc.rpc_sync(1, scaled, args=(x,))).sum()
         autograd.backward(context_id, [loss], retain_graph=True)
         expected = Counter({"sent": 1, "came": 1, **{f"x {kind}": 1 for kind in KINDS}})
@@ -89,14 +100,13 @@ def test_hooks_of_every_kind_run_once_a_pass_on_every_worker() -> None:
 @among_three
 def test_hooks_may_change_gradients_as_in_one_process() -> None:
     x = leaf(1, 2, 4)
-    x.register_hook(lambda grad: grad * 10)
-    handle = weight_hook(100.0)
-    assert handle is None
+    put_hook(x, lambda grad: grad * 10)
+    weight_hook(100.0)
     rpc.rpc_sync(1, weight_hook, args=(100.0,))
     try:
         with autograd.context() as context_id:
             came = rpc.rpc_sync(1, scaled, args=(x,))
-            came.register_hook(lambda grad: grad * 3)
+            put_hook(came, lambda grad: grad * 3)
             autograd.backward(context_id, [came.sum()])
             same(autograd.get_gradients(context_id)[x], [60, 90, 150])
             same(gradient_at(1, context_id), [300, 600, 1200])
@@ -105,7 +115,7 @@ def test_hooks_may_change_gradients_as_in_one_process() -> None:
 
 
 def weight_hook(factor: float) -> None:
-    handles.append(weight().register_hook(lambda grad: grad * factor))
+    handles.append(put_hook(weight(), lambda grad: grad * factor))
 
 
 @among_three
@@ -116,7 +126,7 @@ def test_a_hook_sees_the_gradient_where_it_accumulates_and_may_take_it() -> None
         found.append(leaf.grad)
         leaf.grad = None
 
-    x.register_post_accumulate_grad_hook(step)
+    put_accumulated_hook(x, step)
     with autograd.context() as context_id:
         autograd.backward(context_id, [rpc.rpc_sync(1, scaled, args=(x,)).sum()])
         assert x not in autograd.get_gradients(context_id)
@@ -127,8 +137,8 @@ def test_a_hook_sees_the_gradient_where_it_accumulates_and_may_take_it() -> None
 def test_hooks_of_a_leaf_are_not_called_for_what_nothing_used() -> None:
     unused, x = leaf(1, 1, 1), leaf(1, 2, 4)
     seen.clear()
-    unused.register_hook(lambda grad: grad * 2)  # it would fail on None
-    unused.register_post_accumulate_grad_hook(lambda _: seen.update(["accumulated"]))
+    put_hook(unused, lambda grad: grad * 2)  # it would fail on None
+    put_accumulated_hook(unused, lambda _: seen.update(["accumulated"]))
     hooks = dict(unused._backward_hooks or {})
     with autograd.context() as context_id:
         rpc.rpc_sync(1, scaled, args=(unused,))
@@ -144,7 +154,8 @@ def test_hooks_of_a_leaf_are_not_called_for_what_nothing_used() -> None:
 
 @among_three
 def test_hooks_may_call_and_may_have_a_context_of_their_own() -> None:
-    x, results = leaf(1, 2, 4), []
+    x = leaf(1, 2, 4)
+    results: list[Any] = []
 
     def hook(grad: Tensor) -> Tensor:
         results.append(here.context)
@@ -155,7 +166,7 @@ def test_hooks_may_call_and_may_have_a_context_of_their_own() -> None:
         factor: Tensor = rpc.rpc_sync(1, torch.full, args=((3,), 2.0))
         return grad * factor
 
-    x.register_hook(hook)
+    put_hook(x, hook)
     with autograd.context() as context_id:
         autograd.backward(context_id, [rpc.rpc_sync(1, scaled, args=(x,)).sum()])
         same(autograd.get_gradients(context_id)[x], [4, 6, 10])
@@ -231,7 +242,7 @@ def test_a_plain_backward_beside_a_pass_goes_to_grad() -> None:
 
     with autograd.context() as context_id:
         came = rpc.rpc_sync(1, scaled, args=(x,))
-        came.register_hook(hook)
+        put_hook(came, hook)
         thread = threading.Thread(target=plain)
         thread.start()
         autograd.backward(context_id, [came.sum()])
@@ -281,7 +292,7 @@ def trainers(passes: int) -> None:
     wrong = [text for future in futures for text in future.wait()]
     assert not wrong, wrong[:5]
     assert shared().grad is not None
-    assert (shared().grad == 7).all()
+    same(shared().grad, torch.full_like(shared(), 7.0))
 
 
 @among_three

@@ -425,7 +425,8 @@ def test_every_float_and_complex_dtype_is_recorded() -> None:
 
 def times_matrix(s: Tensor, d: Tensor) -> Tensor:
     assert s.layout == torch.sparse_coo
-    return torch.sparse.mm(s, d)
+    product: Tensor = torch.sparse.mm(s, d)
+    return product
 
 
 def sparse_of(d: Tensor) -> Tensor:
@@ -597,7 +598,7 @@ def test_nothing_is_recorded_without_grad_and_outside_of_contexts() -> None:
     y = rpc.rpc_sync(1, scaled, args=(x,))
     assert y.is_leaf
     assert y.requires_grad  # as a leaf
-    y.sum().backward()  # type: ignore[no-untyped-call]
+    y.sum().backward()
     assert x.grad is None
 
 

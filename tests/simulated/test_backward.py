@@ -84,10 +84,6 @@ def fresh_leaves(seed: int) -> None:
         _leaves[rank] = [draw().requires_grad_() for _ in range(2)]
 
 
-def gradients() -> dict[int, Tensor]:
-    return {}
-
-
 def gradients_here(context_id: int) -> list[Tensor | None]:
     found = autograd.get_gradients(context_id)
     return [found.get(leaf) for leaf in leaves_of(me())]
@@ -98,10 +94,10 @@ def passes_at_once(seed: int, trainers: int) -> None:
     fresh_leaves(seed)
     flat = [leaf for rank in range(SIZE) for leaf in leaves_of(rank)]
     plans = [seed * 10 + n for n in range(trainers)]
-    expected = []
+    expected: list[tuple[Tensor | None, ...]] = []
     for rank, plan in enumerate(plans):
-        loss = sum(v.sum() for v in steps(plan, 0, leaves_of(rank)[0] * 1, False, rank, call_here))
-        expected.append(torch.autograd.grad(loss, flat, allow_unused=True))  # type: ignore[arg-type]
+        loss: Any = sum(v.sum() for v in steps(plan, 0, leaves_of(rank)[0] * 1, False, rank, call_here))
+        expected.append(torch.autograd.grad(loss, flat, allow_unused=True))
     with SimWorld(size=SIZE, seed=seed, threads=2, timeout=300.0) as world:
 
         def program(plan: int) -> list[Tensor | None]:
@@ -117,7 +113,7 @@ def passes_at_once(seed: int, trainers: int) -> None:
                     )
                 ]
 
-        results = world.run(*(functools.partial(program, plan) for plan in plans))
+        results: list[list[Tensor | None]] = world.run(*(functools.partial(program, plan) for plan in plans))
         for mine, right in zip(results, expected, strict=True):
             for one, other in zip(mine, right, strict=True):
                 if one is None or other is None:
