@@ -522,10 +522,10 @@ STANDING: set[int] = set()
 
 
 class Pairs:
-    """Keeps one standing world of two for many tests, and makes another where one has broken it."""
+    """Keeps one standing world (of two, by default) for many tests, and makes another where one has broken it."""
 
-    def __init__(self, options: Options | None = None) -> None:
-        self._options = options
+    def __init__(self, options: Options | None = None, size: int = 2) -> None:
+        self._options, self._size = options, size
         self._world: World | None = None
 
     @contextlib.contextmanager
@@ -533,8 +533,8 @@ class Pairs:
         """Lends the world to a test, and sees whether it still works afterwards."""
         world = self._world
         if world is None:
-            world = self._world = World(2, options=self._options).__enter__()
-            STANDING.update(map(world.pid, range(2)))
+            world = self._world = World(self._size, options=self._options).__enter__()
+            STANDING.update(map(world.pid, range(self._size)))
         try:
             yield world
             world.everywhere(_still_works)
@@ -551,7 +551,7 @@ class Pairs:
 
 
 def _still_works() -> None:
-    for rank in range(2):
+    for rank in range(len(session.current().worker.peers)):
         assert rpc.rpc_sync(rank, abs, args=(-1,), timeout=10) == 1
     no_references(3)
     worker = session.current().worker
@@ -563,7 +563,7 @@ def inside(body: Callable[[], None]) -> Callable[[World], None]:
     """Makes a test of a function that is to run on rank 0 of a standing world of two, in its main thread."""
 
     def test(pair: World) -> None:
-        pair.on(0, _run_body, body.__module__, body.__qualname__)
+        pair.on(0, run_body, body.__module__, body.__qualname__)
 
     test.body = body  # type: ignore[attr-defined]
     for name in ("__module__", "__name__", "__qualname__", "__doc__"):
@@ -571,7 +571,7 @@ def inside(body: Callable[[], None]) -> Callable[[World], None]:
     return test
 
 
-def _run_body(module: str, name: str) -> None:
+def run_body(module: str, name: str) -> None:
     getattr(importlib.import_module(module), name).body()
 
 

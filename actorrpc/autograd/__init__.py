@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     import torch
 
-__all__ = ["backward", "context", "get_gradients"]
+__all__ = ["backward", "context", "get_gradients", "waiting"]
 
 
 class context:
@@ -51,12 +51,12 @@ class context:
         self._service.end(self._id)
 
 
-def backward(context_id: int, roots: Sequence[torch.Tensor], retain_graph: bool = False) -> None:
+def backward(context_id: int, roots: Sequence[torch.Tensor] | torch.Tensor, retain_graph: bool = False) -> None:
     """Computes the gradients of the sum of some scalars, over all workers that took part in them, into the context.
 
     Arguments:
         context_id: the context's id.
-        roots: scalar tensors of this worker that require grad.
+        roots: scalar tensors of this worker that require grad, or a single one.
         retain_graph: keeps the graph for another pass over it. Default: it is freed on all workers.
 
     Raises:
@@ -81,6 +81,15 @@ def get_gradients(context_id: int) -> dict[torch.Tensor, torch.Tensor]:
         RuntimeError: there is no such context here.
     """
     return _service().gradients(context_id)
+
+
+def waiting() -> list[str]:
+    """Says what the backward passes that have a part on this worker wait for: tensors of what shape, from which worker,
+    and for how long they have. One text a pass; none for a pass that computes.
+
+    Ask another worker with `rpc_sync(name, dist_autograd.waiting)`.
+    """
+    return _service().waits()
 
 
 def _service() -> Autograd:

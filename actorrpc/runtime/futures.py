@@ -57,7 +57,7 @@ class Future(torch.futures.Future, Generic[T]):  # type: ignore[type-arg]
         self._value: Any = None
         self._error: BaseException | None = None
         self._trace: TracebackType | None = None
-        self._callbacks: list[Callable[[Future[T]], None]] = []
+        self._callbacks: list[tuple[Callable[[Future[T]], None], int]] = []
 
     @classmethod
     def _of(cls, worker: Worker) -> Future[Any]:
@@ -234,7 +234,8 @@ class Future(torch.futures.Future, Generic[T]):  # type: ignore[type-arg]
     # -- callbacks
 
     def add_done_callback(self, callback: Callable[[Future[T]], None]) -> None:
-        """Has `callback(future)` called when the future is done, at once if it is. What it raises goes to the log.
+        """Has `callback(future)` called when the future is done, at once if it is. What it raises goes to the log. It
+        runs in the autograd context in which it was given.
 
         Raises:
             TypeError: it cannot be called.
@@ -243,10 +244,10 @@ class Future(torch.futures.Future, Generic[T]):  # type: ignore[type-arg]
         with self._door:
             settled = self._settled
             if not settled:
-                self._callbacks.append(callback)
+                self._callbacks.append((callback, here.context))
         core, worker = self._core, self._worker
         if settled:
-            self._call(callback)
+            self._call((callback, here.context))
         elif isinstance(core, Call) and worker is not None:
             core.urgent = True
             if core.done:  # it came before it could see that this is urgent
@@ -273,11 +274,15 @@ class Future(torch.futures.Future, Generic[T]):  # type: ignore[type-arg]
         return child
 
     @exposed
-    def _call(self, callback: Callable[[Future[T]], None]) -> None:
+    def _call(self, what: tuple[Callable[[Future[T]], None], int]) -> None:
+        callback, context = what
+        outside, here.context = here.context, context
         try:
             callback(self)
         except (Exception, SystemExit):  # a callback's exit is not its thread's, nor the end of the other callbacks
             log.exception("a callback of a future failed")
+        finally:
+            here.context = outside
 
     def __reduce__(self) -> Any:
         raise SerializationError("a Future cannot be sent, it stays where it is; send its result")

@@ -85,6 +85,13 @@ class Parcel:
         self.failure: BaseException | None = None
         self.trace: Trace | None = None
 
+    @property
+    def context(self) -> int:
+        """The autograd context that the message belongs to: none where that is over, or its receiver would begin it
+        again, for ever.
+        """
+        return NO_CONTEXT if self.trace is None else self.trace.context
+
     def opened(self, value: Any) -> Any:
         """Returns what was read, after its tensors were recorded."""
         if self.trace is not None:

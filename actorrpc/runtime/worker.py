@@ -174,6 +174,7 @@ class Worker:
         check_seconds(timeout)
         context = here.context if torch.is_grad_enabled() else NO_CONTEXT
         frames, parcel = self.write(body, to, context)
+        context = parcel.context
         again = None
         if mentions_main(frames) and not self._has_another_main(to):
             again = lambda: self.write(body, to, context, by_value=True)  # noqa: E731
@@ -183,7 +184,8 @@ class Worker:
         """Sends a message that is not answered. `control`: see `Flag.CONTROL`. Raises as `request` does."""
         context = here.context if not control and torch.is_grad_enabled() else NO_CONTEXT
         frames, parcel = self.write(body, to, context)
-        frames = _snapshot(frames)
+        context = parcel.context
+        frames = snapshot(frames)
         try:
             flags = (Flag.REFS if parcel.refs else 0) | (Flag.CONTROL if control else 0)
             out = Outgoing(Kind.TELL, flags, self.calls.next_id(), *target, self.chain(), context, _NEVER)
@@ -341,7 +343,7 @@ class Worker:
         except BaseException as e:
             self.answer_error(message, e, 0)
             return
-        frames = _snapshot(frames)
+        frames = snapshot(frames)
         self._answer(message, Kind.REPLY, Flag.REFS if parcel.refs else 0, frames, parcel)
 
     def answer_error(self, message: Message, error: BaseException, flags: int) -> None:
@@ -495,7 +497,7 @@ class Worker:
         }
 
 
-def _snapshot(frames: Sequence[Frame]) -> Sequence[Frame]:
+def snapshot(frames: Sequence[Frame]) -> Sequence[Frame]:
     """Copies the large tensors of an answer or a tell: their sender goes on, and may change them before they leave."""
     return frames if len(frames) == 1 else [frames[0], *map(bytes, frames[1:])]
 

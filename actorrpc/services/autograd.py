@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from actorrpc.errors import ActorRPCError
+from actorrpc.errors import ActorRPCError, RemoteError
 from actorrpc.runtime.handling import NO_CONTEXT, here
 from actorrpc.runtime.lanes import Job, Lane
 from actorrpc.runtime.message import Outgoing
-from actorrpc.services.contexts import Contexts
+from actorrpc.runtime.worker import snapshot
+from actorrpc.services.contexts import Contexts, creator_of
 from actorrpc.services.ids import AUTOGRAD
 from actorrpc.services.leaves import Leaves
 from actorrpc.services.passes import Aborted, Pass
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from actorrpc.runtime.message import Message
     from actorrpc.runtime.peers import Peer
     from actorrpc.runtime.worker import Worker
+    from actorrpc.services.contexts import Context
     from actorrpc.services.passes import Grads
 
 _NEVER = float("inf")
@@ -34,12 +36,12 @@ class Autograd:
     """The actor.
 
     It receives: gradients of a message (a tell whose header names context, pass and message), requests to begin a pass,
-    and tells: release a context, a pass has failed, end a pass.
+    and tells: release a context, tell me of its end, a pass has failed, end a pass.
     """
 
     def __init__(self, worker: Worker) -> None:
         self.worker, self.leaves = worker, Leaves()
-        self.contexts = Contexts(worker, self.leaves)
+        self.contexts = Contexts(worker, self.leaves, self._doubt)
         self._passes = itertools.count(1)
         worker.services[Autograd] = self
         worker.cells[AUTOGRAD] = self
@@ -48,10 +50,10 @@ class Autograd:
 
     # -- what the face asks for
 
-    def backward(self, context_id: int, roots: Sequence[torch.Tensor], retain_graph: bool) -> None:
+    def backward(self, context_id: int, roots: Sequence[torch.Tensor] | torch.Tensor, retain_graph: bool) -> None:
         """Runs a pass from here; see `actorrpc.autograd.backward`."""
         context = self.contexts.get(context_id)
-        _check_roots(roots)
+        roots = _check_roots(roots)
         number = self.worker.id << 40 | next(self._passes)
         begun = context.passes[number] = Pass(self, context, number)
         begun.claimed = True
@@ -74,8 +76,8 @@ class Autograd:
 
     def waits(self) -> list[str]:
         """Says what the passes that run here wait for."""
-        found = (running.describe() for running in list(self.leaves.running.values()))
-        return [text for text in found if text is not None]
+        passes = (running for context in self.contexts.all() for running in list(context.passes.values()))
+        return [text for text in (running.describe() for running in passes) if text is not None]
 
     # -- messages
 
@@ -94,13 +96,14 @@ class Autograd:
             if known is not None:
                 known.deliver(message)
             return None
-        known = context.passes.get(message.chain)
-        if known is None:
-            known = context.passes[message.chain] = Pass(self, context, message.chain)
+        known = self._pass(context, message.chain)
         if known.claimed:
             return Job(Lane.CONTROL, self.worker.perform, message)
         known.claimed = True
         return Job(Lane.FREE, self._take_part, (known, message))
+
+    def _pass(self, context: Context, number: int) -> Pass:
+        return context.passes.get(number) or context.passes.setdefault(number, Pass(self, context, number))
 
     def _take_part(self, what: tuple[Pass, Message]) -> None:
         known, message = what
@@ -118,28 +121,47 @@ class Autograd:
         if verb == "release":
             self._release(context_id, rest[0], message.caller)
             return
-        context = self.contexts.join(context_id)
-        known = context.passes.get(rest[0]) if context is not None else None
-        if known is None:
+        if verb == "tell me":
+            if not self.contexts.touch(context_id, message.caller):
+                self.tell(message.caller, ("release", context_id, 0))
             return
+        context = self.contexts.join(context_id)
+        if context is None:
+            return
+        known = self._pass(context, rest[0])  # it may be about to begin here
         if verb == "abort":
             known.aborted(message.caller)
-        else:
-            known.fail(read_failure(rest[1], self.worker.codec))
+            return
+        error = read_failure(rest[1], self.worker.codec)
+        if not isinstance(error, Exception):  # a sys.exit there must not end this process
+            error = RemoteError(f"the backward pass ended with {error!r}", type_name=type(error).__qualname__)
+        known.fail(error)
 
     def _release(self, context_id: int, lowest: int, teller: int) -> None:
-        told = self.contexts.end(context_id, lowest)
-        if told is not None:
-            peers, lowest = told
-            for peer in peers - {teller}:
-                self.tell(peer, ("release", context_id, lowest))
+        ended = self.contexts.end(context_id, lowest)
+        if ended is not None:
+            for running in ended.passes:  # one that has failed elsewhere: the news of that can come later, or never
+                running.aborted(teller)
+            for peer in ended.peers - {teller}:
+                self.tell(peer, ("release", context_id, ended.lowest))
+
+    def _doubt(self, context_id: int) -> None:
+        """Asks a context's creator to tell of its end, since whoever would have done so is gone."""
+        self.tell(creator_of(context_id), ("tell me", context_id))
 
     def _gone(self, peer: Peer) -> None:
         for context in self.contexts.all():
             for running in list(context.passes.values()):
                 if running.root == peer.record.id:
                     running.aborted(peer.record.id)
-        self.contexts.forget(peer.record.id)
+                elif peer.record.id in running.engaged:
+                    running.fail(self.worker.members.lost_error(peer, "it had a part in the backward pass"))
+        for context in self.contexts.all():
+            creator = creator_of(context.id)
+            if creator == peer.record.id:
+                self._release(context.id, 0, creator)
+            elif creator != self.worker.id:
+                self._doubt(context.id)
 
     # -- sending
 
@@ -154,6 +176,7 @@ class Autograd:
         """Has a worker begin its part in a pass. Raises as `Worker.request` does."""
         worker = self.worker
         frames, parcel = worker.write(body, peer)
+        frames = snapshot(frames)  # gradients become somebody's `.grad`, which hooks and optimizers change in place
 
         def note(call: Call) -> None:
             worker.crew.submit(Job(Lane.CONTROL, begun.begun_answered, call))
@@ -166,7 +189,7 @@ class Autograd:
     def send_grads(self, begun: Pass, peer: int, number: int, grads: Grads | None) -> None:
         """Sends the gradients of a message to its sender; None for a message that was never read here."""
         worker = self.worker
-        frames, _ = worker.write(grads, peer)
+        frames = snapshot(worker.write(grads, peer)[0])
         out = Outgoing(Kind.TELL, Flag.CONTROL, number, *AUTOGRAD, begun.id, begun.context.id, _NEVER)
         worker.emit(peer, out, frames)
 
@@ -200,7 +223,9 @@ class _Part:
         message.reply(None)
 
 
-def _check_roots(roots: Sequence[torch.Tensor]) -> None:
+def _check_roots(roots: Sequence[torch.Tensor] | torch.Tensor) -> Sequence[torch.Tensor]:
+    if isinstance(roots, torch.Tensor):
+        roots = [roots]
     if not isinstance(roots, (list, tuple)):
         raise TypeError(f"roots must be a list of tensors, not {type(roots).__name__}")
     if not roots:
@@ -215,3 +240,4 @@ def _check_roots(roots: Sequence[torch.Tensor]) -> None:
                 f"root of shape {tuple(root.shape)} is not a scalar, all roots need to be scalar; "
                 f"reduce it, with .sum() say"
             )
+    return roots

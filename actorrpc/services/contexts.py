@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import itertools
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-import torch
-
-from actorrpc.services.recording import ReceivingTrace, SendingTrace
+from actorrpc.runtime.peers import Standing
+from actorrpc.services.recording import ReceivingTrace, SendingTrace, new_token
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+
     from actorrpc.runtime.worker import Worker
     from actorrpc.services.leaves import Leaves
     from actorrpc.services.passes import Pass
@@ -40,6 +43,7 @@ class Context:
         grads: what the passes gave, by leaf.
         passes: those that this worker took part in, by their ids.
         began: the `Contexts.clock` when this worker's part began, before it can have used a parameter.
+        over: whether it has ended here; nothing is recorded any more.
     """
 
     def __init__(
@@ -48,6 +52,7 @@ class Context:
         self.id, self.began = number, began
         self._worker, self._leaves, self._numbers = worker, leaves, numbers
         self.lock = threading.Lock()
+        self.over = False
         self.generation = 0
         self.touched: set[int] = set()
         self.grads: dict[torch.Tensor, torch.Tensor] = {}
@@ -56,7 +61,7 @@ class Context:
 
     def renew(self) -> None:
         """Begins a new graph."""
-        self.base = self.token = torch.zeros((), requires_grad=True)
+        self.base = self.token = new_token().requires_grad_()
         self.sent: dict[int, Sent] = {}
         self.received: set[tuple[int, int]] = set()
         self.last: dict[int, bool] = {}
@@ -95,21 +100,43 @@ class Context:
         return str(known.record) if known is not None else f"rank {peer}"
 
 
+class Ended(NamedTuple):
+    """What is to be done when a context has ended on a worker.
+
+    Attributes:
+        peers: whom to tell.
+        lowest: and that all contexts of its creator with smaller counters are over.
+        passes: those that it knew, which may still run.
+    """
+
+    peers: set[int]
+    lowest: int
+    passes: list[Pass]
+
+
+def creator_of(number: int) -> int:
+    """Returns the worker id of a context's creator."""
+    return number >> _BITS
+
+
 class Contexts:
     """The contexts that a worker has a part in. It is the worker's tracer.
 
     Arguments:
         worker: whose.
         leaves: the leaves that its passes hold.
+        doubt: called with the id of a context whose end nobody may tell here, since the worker from which its messages
+            came is gone.
     """
 
-    def __init__(self, worker: Worker, leaves: Leaves) -> None:
-        self._worker, self._leaves = worker, leaves
+    def __init__(self, worker: Worker, leaves: Leaves, doubt: Callable[[int], None]) -> None:
+        self._worker, self._leaves, self._doubt = worker, leaves, doubt
         self._door = threading.Lock()
         self.clock = 0
         """Counts changes of this worker's parameters; whoever makes one counts it, when it is done."""
         self._known: dict[int, Context] = {}
-        self._counter = itertools.count(1)
+        self._last = 0
+        """The counter of the last one that was begun here."""
         self._numbers = itertools.count(1)
         self._own: set[int] = set()
         """The counters of those that were begun here and are not over."""
@@ -123,9 +150,9 @@ class Contexts:
     def begin(self) -> Context:
         """Begins a context of this worker's own."""
         with self._door:
-            counter = next(self._counter)
-            self._own.add(counter)
-            return self._make(self._worker.id << _BITS | counter)
+            self._last += 1
+            self._own.add(self._last)
+            return self._make(self._worker.id << _BITS | self._last)
 
     def _make(self, number: int) -> Context:
         made = self._known[number] = Context(number, self._worker, self._leaves, self._numbers, self.clock)
@@ -157,19 +184,25 @@ class Contexts:
                 creator, counter = number >> _BITS, number & _COUNTERS
                 if creator == self._worker.id:
                     return self._known.get(number)
+                if not self._is_member(creator):
+                    return None
                 if counter < self._lowest.get(creator, 0) or counter in self._over.get(creator, ()):
                     return None
                 found = self._known.get(number) or self._make(number)
         return found
 
-    def end(self, number: int, lowest: int = 0) -> tuple[set[int], int] | None:
+    def _is_member(self, peer: int) -> bool:
+        known = self._worker.peers.get(peer)
+        return known is not None and known.standing is Standing.MEMBER
+
+    def end(self, number: int, lowest: int = 0) -> Ended | None:
         """Ends this worker's part in a context.
 
         Arguments:
             number: the context's id.
             lowest: all contexts of its creator with smaller counters are over as well.
 
-        Returns whom to tell, and their `lowest`; None where it was over already.
+        Returns what is then to be done; None where it was over already.
         """
         creator, counter = number >> _BITS, number & _COUNTERS
         with self._door:
@@ -177,7 +210,7 @@ class Contexts:
                 if counter not in self._own:
                     return None
                 self._own.remove(counter)
-                lowest = min(self._own, default=counter + 1)
+                lowest = min(self._own, default=self._last + 1)
             else:
                 over = self._over.setdefault(creator, set())
                 lowest = max(lowest, self._lowest.get(creator, 0))
@@ -192,31 +225,38 @@ class Contexts:
             return None
         kept = found.token, found.sent, found.grads, found.passes  # not to die under the lock: finalizers may call
         with found.lock:
+            found.over = True
             peers = (found.touched | set(found.last)) - {self._worker.id}
             found.renew()
             found.grads, found.passes = {}, {}
-        del kept
-        return peers, lowest
+        return Ended(peers, lowest, list(kept[3].values()))
 
-    def forget(self, creator: int) -> None:
-        """Ends this worker's part in all contexts of a worker that is gone."""
-        for number in [n for n in list(self._known) if n >> _BITS == creator]:
-            self.end(number)
+    def touch(self, number: int, peer: int) -> bool:
+        """Notes a worker to be told of a context's end; returns whether it has not ended."""
+        found = self._known.get(number)
+        if found is None:
+            return False
+        with found.lock:
+            found.touched.add(peer)
+            return not found.over
 
     # -- the tracer
 
     def sending(self, context: int, peer: int) -> SendingTrace | None:
         """See `Tracer`."""
         found = self.join(context)
-        if found is None:
+        if found is None or not self.touch(context, peer):
             return None
-        found.touched.add(peer)
         return SendingTrace(found, peer)
 
     def receiving(self, context: int, peer: int) -> ReceivingTrace | None:
         """See `Tracer`."""
         found = self.join(context)
-        return None if found is None else ReceivingTrace(found, peer)
+        if found is None:
+            return None
+        if not self._is_member(peer):
+            self._doubt(context)
+        return ReceivingTrace(found, peer)
 
     def all(self) -> list[Context]:
         """Returns the contexts that this worker has a part in."""

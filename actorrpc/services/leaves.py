@@ -7,13 +7,14 @@ its pass by the engine's graph task, not by its thread, since a GPU's part of a 
 
 from __future__ import annotations
 
+import functools
 import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from actorrpc.services.passes import Pass
 
@@ -30,16 +31,16 @@ def graph_task() -> int:
 
 def leaves_of(outputs: Iterable[torch.Tensor]) -> list[Any]:
     """Returns the nodes which accumulate the gradients of the leaves that a graph can reach."""
-    stack: list[Any] = [tensor.grad_fn for tensor in outputs if tensor.grad_fn is not None]
+    stack: list[Any] = [torch.autograd.graph.get_gradient_edge(tensor).node for tensor in outputs]
     seen, found = set(stack), []
     while stack:
-        for node, _ in stack.pop().next_functions:
-            if node is not None and node not in seen:
-                seen.add(node)
-                if type(node) is _Accumulate:
-                    found.append(node)
-                else:
-                    stack.append(node)
+        node = stack.pop()
+        if type(node) is _Accumulate:
+            found.append(node)
+        for after, _ in node.next_functions:
+            if after is not None and after not in seen:
+                seen.add(after)
+                stack.append(after)
     return found
 
 
@@ -52,20 +53,34 @@ class _Held:
         passes: how many passes hold it.
         lock: held while its gradient is accumulated and taken.
         by: the pass that has the lock.
+
+    The accumulation also runs where nothing used what the leaf was used for, with None. The user's hooks on the leaf
+    are not called then, as they would not be in one process.
     """
 
     def __init__(self, node: Any, running: dict[int, Pass]) -> None:
         self.leaf: torch.Tensor = node.variable
-        self.aside, self.leaf.grad = self.leaf.grad, None
+        self.aside, self.leaf.grad = _own(self.leaf.grad), None
         self.passes = 0
         self.lock = threading.Lock()
         self.by: Pass | None = None
         self._running = running
+        self._given = True
+        self._guarded: list[tuple[dict[int, Any], int, Any, Any]] = []
+        self._guard(self.leaf._backward_hooks, lambda grad: grad is not None)
+        self._guard(self.leaf._post_accumulate_grad_hooks, lambda _: self._given)
         self.hooks = node.register_prehook(self._before), node.register_hook(self._after)
 
-    def _before(self, _: Any) -> None:
+    def _guard(self, hooks: dict[int, Any] | None, wanted: Callable[[Any], bool]) -> None:
+        for key, hook in list((hooks or {}).items()):
+            guard = functools.partial(_call_if, wanted, hook)
+            hooks[key] = guard  # type: ignore[index]
+            self._guarded.append((hooks, key, guard, hook))  # type: ignore[arg-type]
+
+    def _before(self, grads: Any) -> None:
         if not self.lock.acquire(timeout=_LOCK_SECONDS):
             raise RuntimeError(f"another backward pass has kept a leaf of shape {tuple(self.leaf.shape)} busy")
+        self._given = grads[0] is not None
         self.by = self._running.get(graph_task())
 
     def _after(self, *_: Any) -> None:
@@ -81,17 +96,30 @@ class _Held:
 
     def let_go(self, holder: Pass) -> None:
         """Ends a pass's hold. What stands in `.grad` was written after the accumulation, as DDP does with its means."""
-        if self.by is holder:  # its accumulation, or a hook on it, has failed
-            self.by = None
-            self.lock.release()
-        with self.lock:
-            if self.leaf.grad is not None:
-                holder.grads[self.leaf], self.leaf.grad = self.leaf.grad, None
-            self.passes -= 1
-            if not self.passes:
-                for hook in self.hooks:
-                    hook.remove()
-                self.leaf.grad = self.aside
+        if self.by is not holder:  # else its accumulation, or a hook on it, has failed
+            self.lock.acquire(timeout=_LOCK_SECONDS)  # not for ever: a plain backward of the user's own may have failed
+        self.by = None
+        late = _own(self.leaf.grad)
+        if late is not None:
+            holder.grads[self.leaf], self.leaf.grad = late, None
+        self.passes -= 1
+        if not self.passes:
+            for hook in self.hooks:
+                hook.remove()
+            for hooks, key, guard, own in self._guarded:
+                if hooks.get(key) is guard:
+                    hooks[key] = own
+            self.leaf.grad = self.aside
+        self.lock.release()
+
+
+def _own(grad: torch.Tensor | None) -> torch.Tensor | None:
+    """Copies a gradient that lies in one of DDP's buckets (`gradient_as_bucket_view`), which its next pass writes."""
+    return grad.clone() if grad is not None and grad._is_view() else grad
+
+
+def _call_if(wanted: Callable[[Any], bool], hook: Any, argument: Any) -> Any:
+    return hook(argument) if wanted(argument) else None
 
 
 class Leaves:

@@ -74,6 +74,7 @@ class Pass:
         context: the context that it runs in.
         grads: what it gave, by leaf.
         claimed: whether a thread is on its way to run it.
+        engaged: the workers that are known to take part without being begun from here.
     """
 
     def __init__(self, service: Autograd, context: Context, number: int) -> None:
@@ -86,12 +87,14 @@ class Pass:
         self._slots: dict[int, _Slot] = {}
         self._error: BaseException | None = None
         self._begun: set[int] = set()
-        self._engaged: set[int] = set()
-        """The workers that are known to take part without being begun from here."""
-        self._open_calls = 1
-        """How many of those begun have not answered; one more as long as the engine runs."""
+        self.engaged: set[int] = set()
+        self._ended = self._spread = False
+        """Whether the others were told that it has failed."""
+        self._unfinished = {service.worker.id}
+        """Those begun that have not answered; this worker itself as long as its engine runs."""
         self._all_done = Completion()
-        self._waits_for: Sent | None = None
+        self._waits: Sent | None = None
+        self._waits_since: float | None = None
 
     @property
     def root(self) -> int:
@@ -127,15 +130,16 @@ class Pass:
         try:
             self._give_nothing(me, but=frozenset(number for sender, number in self._received if sender == me))
             for peer, came in self._last.items():
-                if not (came or peer == me or peer in self._engaged):
+                if not (came or peer == me or peer in self.engaged):
                     self.begin(peer)
             self._run_engine(roots)
             with self.context.lock:
                 for leaf, grad in self.grads.items():
                     self.context.grads[leaf] = add(self.context.grads.get(leaf), grad)
             self.grads = {}
-            self._one_done()
-            self._wait(self._all_done, "the other workers to end their parts of the backward pass")
+            self._one_done(me)
+            self._wait(self._all_done)
+            self._ended = True
         except BaseException as e:
             self.fail(e)
             raise
@@ -168,9 +172,9 @@ class Pass:
         if sent.number not in self._sent:
             raise _used_up()
         slot = self._slot(sent.number)
-        self._waits_for = sent
-        self._wait(slot, str(sent))
-        self._waits_for = None
+        self._waits = sent
+        self._wait(slot)
+        self._waits = None
         message, slot.message = slot.message, None
         if message is not None:
             slot.grads = message.load()
@@ -179,15 +183,22 @@ class Pass:
 
     def answer(self, received: Received, grads: Grads) -> None:
         """Sends the gradients of a message to where it came from; called by the engine."""
-        if received.generation != self._generation:
-            raise _used_up()
+        nothing = all(grad is None for grad in grads)
         peer, worker = received.sender, self._service.worker
-        if peer == worker.id:
-            self.give(received.number, grads)
-        elif peer in self._begun or peer in self._engaged:
-            self._service.send_grads(self, peer, received.number, grads)
-        else:
-            self.begin(peer, received.number, grads)
+        if received.generation != self._generation:
+            if nothing:  # a handler that the earlier pass did not wait for has answered since
+                return
+            raise _used_up()
+        try:
+            if peer == worker.id:
+                self.give(received.number, grads)
+            elif peer in self._begun or peer in self.engaged:
+                self._service.send_grads(self, peer, received.number, grads)
+            else:
+                self.begin(peer, received.number, grads)
+        except WorkerLostError:
+            if not nothing:
+                raise
 
     def begin(self, peer: int, number: int = 0, grads: Grads | None = None) -> None:
         """Has another worker take its part.
@@ -195,24 +206,25 @@ class Pass:
         Arguments:
             peer: its worker id.
             number, grads: gradients that ride on the message.
+
+        Raises:
+            WorkerLostError: it is gone, but there are gradients for it.
+            BaseException: the pass has failed.
         """
-        self._begun.add(peer)
         with self._door:
-            self._open_calls += 1
+            if self._error is not None:
+                raise self._error
+            self._begun.add(peer)
+            self._unfinished.add(peer)
         sent = [n for n, message in self._sent.items() if message.peer == peer]
         read = [n for sender, n in self._received if sender == peer]
         try:
             self._service.send_begin(self, peer, (self._retain, sent, read, number, grads))
-        except WorkerLostError as e:
-            self._one_done()
-            self.missing(peer, e)
-
-    def missing(self, peer: int, error: WorkerLostError) -> None:
-        """Takes note that a worker is gone. Where nothing came from it, nothing of this graph hangs on it."""
-        if any(sender == peer for sender, _ in self._received):
-            self.fail(error)
-            return
-        self._give_nothing(peer)
+        except WorkerLostError:  # it was gone before the pass began: it has no part, unless something hangs on it
+            self._one_done(peer)
+            self._give_nothing(peer)
+            if any(grad is not None for grad in grads or ()):
+                raise
 
     def _give_nothing(self, peer: int, but: Collection[int] = ()) -> None:
         """Gives up the gradients of messages to a worker."""
@@ -224,28 +236,28 @@ class Pass:
         """Takes the answer of a worker that was begun from here."""
         try:
             self._service.worker.result(call)
-        except WorkerLostError as e:
-            self.missing(call.peer, e)
         except BaseException as e:
             self.fail(e)
-        self._one_done()
+        self._one_done(call.peer)
 
-    def _one_done(self) -> None:
+    def _one_done(self, peer: int) -> None:
         with self._door:
-            self._open_calls -= 1
-            last = not self._open_calls
+            self._unfinished.discard(peer)
+            last = not self._unfinished
         if last and not self._all_done.done:
             self._service.worker.complete(self._all_done)
 
-    def _wait(self, what: Completion, for_what: str) -> None:
+    def _wait(self, what: Completion) -> None:
         worker = self._service.worker
-        seconds = worker.timeout
-        deadline = worker.clock.now() + seconds if seconds > 0 else None
-        if self._error is None and not worker.wait(what, deadline):
-            raise RPCTimeoutError(
-                f"the backward pass of context {self.context.id} waited {seconds:g} s on {worker} for {for_what}; "
-                f"longer passes need RpcBackendOptions(rpc_timeout=seconds) (0: for ever)"
-            )
+        seconds, now = worker.timeout, worker.clock.now()
+        self._waits_since = now
+        try:
+            if self._error is None and not worker.wait(what, now + seconds if seconds > 0 else None):
+                raise RPCTimeoutError(
+                    f"{self.describe()}; longer passes need RpcBackendOptions(rpc_timeout=seconds) (0: for ever)"
+                )
+        finally:
+            self._waits_since = None
         if self._error is not None:
             raise self._error
 
@@ -255,7 +267,7 @@ class Pass:
         """Takes what another worker says as it begins this one, for the first time or again."""
         retain, sent, read, number, grads = body
         self.open(retain)
-        self._engaged.add(peer)
+        self.engaged.add(peer)
         if grads is not None:
             self.give(number, grads)
         self._give_nothing(peer, but=frozenset(read))
@@ -284,31 +296,39 @@ class Pass:
         """Ends this worker's part with an error, if it is the first, and lets the others know."""
         worker = self._service.worker
         with self._door:
-            if self._error is not None:
+            if self._error is not None or self._ended:
                 return
-            self._error, over = error, self._all_done.done
+            self._error = error
         for what in (*self._slots.values(), self._all_done):
             if not what.done:
                 worker.complete(what)
-        if worker.id == self.root and not over:
+        if worker.id == self.root:
             self.spread_abort()
 
     def spread_abort(self, but: int = -1) -> None:
-        """Tells the workers that this one exchanged messages with that the pass has failed."""
-        for peer in self._begun | self._engaged:
-            if peer != but:
-                self._service.tell(peer, ("abort", self.context.id, self.id))
+        """Tells the workers that this one knows to take part that the pass has failed, once."""
+        with self._door:
+            first, self._spread = not (self._spread or self._ended), True
+            peers = (self._begun | self.engaged) - {but}
+        for peer in peers if first else ():
+            self._service.tell(peer, ("abort", self.context.id, self.id))
 
     def aborted(self, by: int) -> None:
         """Takes the news that the pass has failed elsewhere."""
-        if self._error is None:
-            self.fail(Aborted(f"the pass has failed elsewhere, says rank {by}"))
-            self.spread_abort(by)
+        self.fail(Aborted(f"the pass has failed elsewhere, says rank {by}"))
+        self.spread_abort(by)  # also where it has failed here before: whom it began may not have heard
 
     def describe(self) -> str | None:
-        """Says what the pass waits for on this worker; None for nothing."""
-        waits_for = self._waits_for
-        return None if waits_for is None else str(waits_for)
+        """Says what the pass waits for on this worker, and for how long it has; None for nothing."""
+        worker, sent, since = self._service.worker, self._waits, self._waits_since
+        if since is None:
+            return None
+        names = " and ".join(map(self.context.name_of, sorted(self._unfinished)))
+        what = str(sent) if sent is not None else f"{names} to end their parts of it"
+        return (
+            f"the backward pass of context {self.context.id} waits on {worker} "
+            f"for {worker.clock.now() - since:.3g} s for {what}"
+        )
 
 
 def _used_up() -> RuntimeError:

@@ -25,6 +25,11 @@ Mark = tuple[int, int]
 """What goes with a recorded tensor: the number of its message, and its place in it."""
 
 
+def new_token() -> torch.Tensor:
+    """Makes the tensor of a token, whatever defaults the user has set for tensors."""
+    return torch.zeros((), dtype=torch.float32, device="cpu")
+
+
 class Sent:
     """A message with recorded tensors that left, as its sender knows it.
 
@@ -71,7 +76,7 @@ class _Send(torch.autograd.Function):
     def forward(ctx: Any, sent: Sent, _: torch.Tensor, *tensors: torch.Tensor) -> torch.Tensor:
         ctx.sent = sent
         ctx.set_materialize_grads(False)
-        return torch.zeros(())
+        return new_token()
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> Any:
@@ -84,7 +89,7 @@ class _Receive(torch.autograd.Function):
     def forward(ctx: Any, received: Received, _: torch.Tensor, tensors: list[torch.Tensor]) -> Any:
         ctx.received = received
         ctx.set_materialize_grads(False)
-        return torch.zeros(()), *tensors
+        return new_token(), *tensors
 
     @staticmethod
     def backward(ctx: Any, _: Any, *grads: torch.Tensor | None) -> Any:
@@ -117,6 +122,8 @@ class SendingTrace:
             sent = Sent(self._context, self._number, self._peer, self._tensors)
             tensors, self._tensors = self._tensors, []
             with self._context.lock, torch.enable_grad():
+                if self._context.over:
+                    return
                 self._context.token = _Send.apply(sent, self._context.token, *tensors)  # type: ignore[no-untyped-call]
                 self._context.note_sent(sent)
 
@@ -147,6 +154,10 @@ class ReceivingTrace:
             tensors = [self._tensors[place] for place in sorted(self._tensors)]
             context = self._context
             with context.lock, torch.enable_grad():
+                if context.over:
+                    for tensor in tensors:
+                        tensor.requires_grad_()
+                    return
                 received = Received(context, self._sender, self._number)
                 # The outputs are no inputs of the function, so they become non-leaves in place, Parameters included.
                 context.token, *_ = _Receive.apply(received, context.token, tensors)  # type: ignore[no-untyped-call]

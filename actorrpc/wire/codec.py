@@ -76,7 +76,7 @@ class _CloudPickler(cloudpickle.Pickler):  # type: ignore[misc]
     def __init__(self, write: Callable[[Any], object], table: dict[type, _Reducer], take: Any, by_value: bool) -> None:
         # A file's content is not the file: cloudpickle's reducer for files opened for reading would surprise.
         own = {kind: reducer for kind, reducer in self._dispatch_table.items() if kind is not io.TextIOWrapper}
-        self.dispatch_table = {**own, **table}  # before __init__, which looks it up
+        self.dispatch_table = tensors.Table({**own, **table})  # before __init__, which looks it up
         self._by_value = by_value
         super().__init__(_Sink(write), protocol=5, buffer_callback=take)
 
@@ -120,7 +120,7 @@ class Codec:
         self._where = where
         self._idle = _Idle()
         self._own = dict(REDUCERS)
-        self._table: dict[type, _Reducer] = {}
+        self._table = tensors.Table()
         self._known = -1
         self._fill()
 

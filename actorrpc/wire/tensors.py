@@ -41,6 +41,8 @@ _NAMES: Final = {dtype: str(dtype).removeprefix("torch.") for dtype in _DTYPES.v
 _BY_SIZE: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 _LAYOUTS: Final = {str(layout): layout for layout in vars(torch).values() if isinstance(layout, torch.layout)}
 
+_TORCHS_OWN: Final = (torch.Tensor.__reduce_ex__, torch.nn.Parameter.__reduce_ex__)
+
 # ctypes.memmove gives up the GIL, and getting it back can take a switch interval (5 ms) in a busy process.
 _copy = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t)(
     ctypes.cast(ctypes.memmove, ctypes.c_void_p).value or 0
@@ -207,6 +209,16 @@ def reduce_parameter(parameter: torch.nn.Parameter) -> Reduced:
     return reduce_tensor(parameter, _PARAMETER)
 
 
+def reduce_subclass(tensor: torch.Tensor) -> Reduced:
+    """The reducer of subclasses that have none of their own: torch's, but recorded as others are."""
+    reduced = _torch_reduced(tensor)
+    trace = now.writing.trace if now.writing is not None else None
+    if trace is None or not tensor.requires_grad or type(tensor).__reduce_ex__ not in _TORCHS_OWN:
+        return reduced
+    make, arguments = reduced[:2]  # there is no more in what torch gives
+    return _make_recorded, (trace.add(tensor), _make_leaf, (make, *arguments))
+
+
 def _torch_reduced(tensor: Any) -> Reduced:
     reduced: Reduced = tensor.__reduce_ex__(5)
     return reduced
@@ -306,6 +318,11 @@ def _make_recorded(mark: Any, make: Callable[..., torch.Tensor], arguments: tupl
     return tensor
 
 
+def _make_leaf(make: Callable[..., torch.Tensor], *arguments: Any) -> torch.Tensor:
+    with torch.no_grad():  # torch makes it and turns it into the subclass, which would be a step of a graph
+        return make(*arguments)
+
+
 def _make_view(anchor: Any, name: str, shape: Any, stride: Any, offset: int, flags: int) -> torch.Tensor:
     return _over(_storage_of(anchor), name, shape, stride, offset, flags)
 
@@ -348,6 +365,15 @@ def _meta_storage(size: int) -> torch.UntypedStorage:
 
 def _typed_storage(storage: torch.UntypedStorage, name: str) -> torch.TypedStorage:
     return torch.TypedStorage(wrap_storage=storage, dtype=_DTYPES[name], _internal=True)  # type: ignore[no-untyped-call]
+
+
+class Table(dict[type, Callable[[Any], Any]]):
+    """Reducers by class, for picklers; subclasses of tensors come without being named."""
+
+    def __missing__(self, kind: type) -> Callable[[Any], Reduced]:
+        if issubclass(kind, torch.Tensor):
+            return reduce_subclass
+        raise KeyError(kind)
 
 
 REDUCERS: Final[dict[type, Callable[[Any], Reduced]]] = {
