@@ -167,6 +167,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             RuntimeError: there is no such context here.
             StaleGradientsError: the gradients are older than `max_staleness` allows. It says on which owners; where
                 that is known beforehand, as it is but for a race between trainers, no owner has made the step.
+            RPCTimeoutError: an owner had others to wait for, or to do, for longer than the `rpc_timeout`.
             BaseException: what the step raised on an owner; the cause names the owners on which it did. On the others
                 the step was made.
         """

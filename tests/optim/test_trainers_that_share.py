@@ -302,6 +302,28 @@ def test_a_fast_trainer_waits_for_the_end_of_a_context_without_a_step() -> None:
 
 
 @inside
+def test_a_step_that_waits_too_long_is_given_up_and_not_made_later() -> None:
+    ref, normal = place(0, 1, 3), rpc.get_rpc_timeout()
+    fast = DistributedOptimizer(torch.optim.SGD, [ref], lr=0.1, max_staleness=0, on_stale="wait")
+
+    def hurry() -> None:
+        with autograd.context() as context_id:
+            autograd.backward(context_id, losses([ref], inputs(1, [SHAPE])))
+            rpc._set_rpc_timeout(1)
+            try:
+                with pytest.raises(rpc.RPCTimeoutError):
+                    fast.step(context_id)
+            finally:
+                rpc._set_rpc_timeout(normal)
+            until(lambda: rpc.rpc_sync(1, waiting) == 0)
+
+    with autograd.context() as context_id:
+        autograd.backward(context_id, losses([ref], inputs(0, [SHAPE])))
+        beside(hurry)
+    assert same(values([ref]), [parameter(0, 3)])
+
+
+@inside
 def test_of_two_steps_that_would_make_each_other_too_old_one_is_made_and_one_refused() -> None:
     fast_and_slow(0, 0, True)
 
