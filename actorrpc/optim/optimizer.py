@@ -55,7 +55,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     It is a `torch.optim.Optimizer` whose `param_groups` hold references: a scheduler of `torch.optim.lr_scheduler`
     takes it as it is, and options may be changed in `param_groups`; the owners hear of it with the next step. Several
-    trainers may have one each for the same parameters; on an owner, one step is made after the other.
+    trainers may have one each for the same parameters, or share one, which may be sent to other workers; on an owner,
+    one step is made after the other. Hooks are called by `step`, but not by `state_dict` and `load_state_dict`.
 
     Arguments:
         optimizer_class: a class of torch.optim, or another subclass of `torch.optim.Optimizer` whose `step` needs no
@@ -120,7 +121,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 owner.local = rref.make(session, to, LocalOptimizer, given, {}, UNSET_RPC_TIMEOUT)
             owner.bodies = []
             calls.append((owner.name, owner.call("describe")))
-        answers = ask(f"the constructor of {self._kind.__name__}", calls)
+        answers = ask(f"constructor of {self._kind.__name__}", calls)
         self._owners = list(found.values())
         self.defaults = answers[0][0]
         self._take_options([options for _, options in answers])
@@ -161,26 +162,24 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Arguments:
             context_id: the context's id.
 
-        Returns whether the step was made: False where it was dropped.
+        Returns whether the step was made: False where it was dropped, on one owner or all.
 
         Raises:
             RuntimeError: there is no such context here.
             StaleGradientsError: the gradients are older than `max_staleness` allows. It says on which owners; where
                 that is known beforehand, as it is but for a race between trainers, no owner has made the step.
+            RPCTimeoutError: an owner had others to wait for, or to do, for longer than the `rpc_timeout`.
             BaseException: what the step raised on an owner; the cause names the owners on which it did. On the others
                 the step was made.
         """
         current().worker.services[Autograd].contexts.get(context_id)
         if self._max_staleness is not None and len(self._owners) > 1:
-            ages = self._ask("comparing ages", lambda owner: owner.call("age", context_id))
+            ages = self._ask("age", [(context_id,)] * len(self._owners))
             if any(ages):
                 return self._refuse(context_id, ages, "no owner has made the step")
         changes = [self._changes(owner) for owner in self._owners]
         sent = [self._options(number) if any(changes) else old for number, old in enumerate(self._sent)]
-        calls = iter(changes)
-        ages = self._ask(
-            f"the step of {self._kind.__name__}", lambda owner: owner.call("step", context_id, next(calls))
-        )
+        ages = self._ask("step", [(context_id, own) for own in changes])
         self._sent = sent
         if any(ages):
             return self._refuse(context_id, ages, "the other owners have made the step" if 0 in ages else "none has")
@@ -198,8 +197,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
             steps=steps,
         )
 
-    def _ask(self, what: str, call: Callable[[_Owner], Callable[[], Future[Any]]]) -> list[Any]:
-        return ask(what, [(owner.name, call(owner)) for owner in self._owners])
+    def _ask(self, method: str, args: Iterable[tuple[Any, ...]]) -> list[Any]:
+        """Calls a method of all owners' LocalOptimizers, with the arguments of each."""
+        calls = [(owner.name, owner.call(method, *own)) for owner, own in zip(self._owners, args, strict=True)]
+        return ask(f"{method} of {self._kind.__name__}", calls)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Does nothing: every context begins without gradients. It is there for loops written for torch.optim."""
@@ -222,21 +223,21 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def state_dict(self) -> Options:
         """Gathers the state of all owners into what a torch optimizer in one process would return: parameters are
         named by their positions in `params_rref`, counted over all groups. References do not outlive a world, and
-        positions do; where each parameter is does not matter.
+        positions do; where each parameter is does not matter. Of state that belongs to no parameter, and of options
+        that owners keep differently, the first owner's is taken.
         """
-        changes = {id(owner): self._changes(owner) for owner in self._owners}
-        parts = self._ask("state_dict", lambda owner: owner.call("state_dict", changes[id(owner)]))
+        parts = self._ask("state_dict", [(self._changes(owner),) for owner in self._owners])
         state: dict[Any, Any] = {}
         groups: list[Options] = [{} for _ in self.param_groups]
         for owner, part in reversed(list(zip(self._owners, parts, strict=True))):
             for number, group in zip(owner.groups, part["param_groups"], strict=True):
                 groups[number] = group
-            state.update({owner.positions[key]: value for key, value in part["state"].items()})
+            state.update({owner.positions[k] if isinstance(k, int) else k: v for k, v in part["state"].items()})
         position = 0
         for group, own in zip(groups, self.param_groups, strict=True):
             group["params"] = list(range(position, position + len(own["params"])))
             position += len(own["params"])
-        return {"state": {key: state[key] for key in sorted(state)}, "param_groups": groups}
+        return {"state": state, "param_groups": groups}
 
     def load_state_dict(self, state_dict: Options) -> None:
         """Gives all owners their parts of a state.
@@ -249,25 +250,30 @@ class DistributedOptimizer(torch.optim.Optimizer):
             ValueError: it has other groups, or other numbers of parameters in them.
             BaseException: what an owner raised; the cause names the owner.
         """
-        saved = state_dict["param_groups"]
+        saved, state = state_dict["param_groups"], state_dict["state"]
         sizes, own = [len(g["params"]) for g in saved], [len(g["params"]) for g in self.param_groups]
         if sizes != own:
             raise ValueError(
                 f"this state is of another optimizer: its groups have {sizes} parameters, those of this one {own}"
             )
         names = [name for group in saved for name in group["params"]]
+        others = {key: value for key, value in state.items() if key not in names}
 
         def part(owner: _Owner) -> Options:
             here = {position: i for i, position in enumerate(owner.positions)}
             return {
-                "state": {i: state_dict["state"][names[p]] for p, i in here.items() if names[p] in state_dict["state"]},
+                "state": {**others, **{i: state[names[p]] for p, i in here.items() if names[p] in state}},
                 "param_groups": [
                     {**saved[n], "params": [here[p] for p in _range_of(n, own) if p in here]} for n in owner.groups
                 ],
             }
 
-        parts = {id(owner): part(owner) for owner in self._owners}
-        self._take_options(self._ask("load_state_dict", lambda o: o.call("load_state_dict", parts[id(o)])))
+        self._take_options(self._ask("load_state_dict", [(part(owner),) for owner in self._owners]))
+
+    def __getstate__(self) -> Options:
+        """What goes with it to another worker, which then shares its owners' optimizers; not hooks, nor schedulers."""
+        own = ("_owners", "_sent", "_kind", "_max_staleness", "_on_stale")
+        return {**super().__getstate__(), **{name: self.__dict__[name] for name in own}}
 
 
 def _range_of(number: int, sizes: list[int]) -> range:

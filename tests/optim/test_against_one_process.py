@@ -198,6 +198,8 @@ class Rebinding(torch.optim.Optimizer):
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             group["count"] += 1
+            state: Any = self.state
+            state["all"] = group["count"]  # belongs to no parameter
             for param in group["params"]:
                 if param.grad is not None:
                     param.data = param.data - group["lr"] * param.grad
@@ -214,6 +216,9 @@ def test_a_class_of_the_users_own_may_replace_data_and_keep_its_own_options() ->
         step_here(theirs, here, inputs(number, [(3,)]))
     assert same(values(refs), here)
     assert ours.state_dict()["param_groups"][0]["count"] == 3
+    other = DistributedOptimizer(Rebinding, refs, lr=0.1)
+    other.load_state_dict(ours.state_dict())
+    assert other.state_dict()["state"] == {"all": 3}
 
 
 def replace_data(ref: rpc.RRef[Any]) -> None:

@@ -13,7 +13,7 @@ from actorrpc import autograd
 from actorrpc.optim import DistributedOptimizer
 from actorrpc.optim.local import Steps
 from actorrpc.session import current
-from tests.optim.programs import inputs, loss_there, losses, parameter, place, same, step, values
+from tests.optim.programs import inputs, loss_there, losses, parameter, place, same, step, step_here, values
 from tests.worlds import World, inside, until
 
 if TYPE_CHECKING:
@@ -74,6 +74,18 @@ def test_of_the_steps_of_three_trainers_none_is_lost() -> None:
     with World(4) as world:
         for value in world.on(0, program):
             assert same(value, torch.full(SHAPE, -7.0 * ROUNDS))
+
+
+@inside
+def test_an_optimizer_may_be_sent_to_another_worker_and_is_one_with_the_original() -> None:
+    refs, here = [place(0, 1, 3), place(1, 0, 3)], [parameter(0, 3), parameter(1, 3)]
+    ours, theirs = DistributedOptimizer(torch.optim.Adam, refs, lr=0.1), torch.optim.Adam(here, lr=0.1)
+    for number in range(4):
+        xs = inputs(number, [SHAPE] * 2)
+        rpc.rpc_sync(number % 2, step, args=(ours, refs, xs))
+        step_here(theirs, here, xs)
+    assert same(values(refs), here)
+    assert same(ours.state_dict(), theirs.state_dict())
 
 
 # -- one step at a time on a worker, and all workers at the same time
@@ -299,6 +311,28 @@ def test_a_fast_trainer_waits_for_the_step_of_a_slow_one() -> None:
 @inside
 def test_a_fast_trainer_waits_for_the_end_of_a_context_without_a_step() -> None:
     fast_and_slow(1, 1, False)
+
+
+@inside
+def test_a_step_that_waits_too_long_is_given_up_and_not_made_later() -> None:
+    ref, normal = place(0, 1, 3), rpc.get_rpc_timeout()
+    fast = DistributedOptimizer(torch.optim.SGD, [ref], lr=0.1, max_staleness=0, on_stale="wait")
+
+    def hurry() -> None:
+        with autograd.context() as context_id:
+            autograd.backward(context_id, losses([ref], inputs(1, [SHAPE])))
+            rpc._set_rpc_timeout(1)
+            try:
+                with pytest.raises(rpc.RPCTimeoutError):
+                    fast.step(context_id)
+            finally:
+                rpc._set_rpc_timeout(normal)
+            until(lambda: rpc.rpc_sync(1, waiting) == 0)
+
+    with autograd.context() as context_id:
+        autograd.backward(context_id, losses([ref], inputs(0, [SHAPE])))
+        beside(hurry)
+    assert same(values([ref]), [parameter(0, 3)])
 
 
 @inside
