@@ -94,7 +94,15 @@ class Trainer(rpc.Actor):
             *parameter_references(self.lstm),
             *remote_parameters(shared.decoder),
         ]
-        self.optimizer = DistributedOptimizer(torch.optim.Adam, self.parameters, lr=self.settings.lr)
+        # Others step between this trainer's forward and backward pass: so many steps and no more.
+        others = len(self.world.trainer) - 1
+        self.optimizer = DistributedOptimizer(
+            torch.optim.Adam,
+            self.parameters,
+            lr=self.settings.lr,
+            max_staleness=others or None,
+            on_stale="wait" if others else "raise",
+        )
 
     def step(self, batch: tuple[Tensor, Tensor], hidden: Hidden | None) -> tuple[float, Hidden]:
         """Trains on one batch; returns its loss."""
