@@ -141,9 +141,9 @@ def run_trainers(world: World, program: Any, *args: Any) -> list[Any]:
     return found
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def world() -> Any:
-    with World(3, check=False) as made:  # gloo keeps threads of its own
+    with World(3, check=False, timeout=60) as made:  # gloo keeps threads of its own
         yield made
 
 

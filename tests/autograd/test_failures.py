@@ -305,11 +305,39 @@ def lose_in_backward(way: list[int]) -> None:
         same(autograd.get_gradients(context_id)[x], [2, 3, 5])
 
 
-@pytest.mark.parametrize("way", [[2], [1, 2], [1, 1, 2]])
+@pytest.mark.parametrize(
+    "way", [[1, 2], pytest.param([2], marks=pytest.mark.slow), pytest.param([1, 1, 2], marks=pytest.mark.slow)]
+)
 def test_a_worker_that_dies_in_backward_fails_the_pass_soon(way: list[int]) -> None:
     with World(3, options={"rpc_timeout": 60}) as world:
         world.let_die(2)
         world.on(0, lose_in_backward, way)
+
+
+def die_between(x: Tensor) -> Tensor:
+    """When this one dies in backward, worker 1, which only it has begun, still waits for gradients from it."""
+    y: Tensor = Dies.apply(rpc.rpc_sync(1, scaled, args=(scaled(x),)))  # type: ignore[no-untyped-call]
+    z: Tensor = rpc.rpc_sync(1, scaled, args=(y,))
+    return z
+
+
+def lose_who_began_another() -> None:
+    for rank in range(3):
+        rpc.rpc_sync(rank, everywhere, args=(abs, 1))
+    with autograd.context() as context_id:
+        y = rpc.rpc_sync(2, die_between, args=(leaf(1, 2, 4),))
+        with raised_within(15), pytest.raises(WorkerLostError, match="worker2"):
+            autograd.backward(context_id, [y.sum()])
+        for rank in (0, 1):
+            rpc.rpc_sync(rank, no_pass)
+    for rank in (0, 1):
+        rpc.rpc_sync(rank, nothing_left)
+
+
+def test_a_worker_whose_beginner_died_does_not_wait_for_it() -> None:
+    with World(3, options={"rpc_timeout": 60}) as world:
+        world.let_die(2)
+        world.on(0, lose_who_began_another)
 
 
 def lose_before_backward() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 import warnings
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 import actorrpc as rpc
 from actorrpc import autograd
@@ -272,9 +272,16 @@ def three_big_ones(x: Tensor) -> list[Tensor]:
     return [x * torch.ones(4000, dtype=torch.float64) for _ in range(3)]
 
 
-def slowly(x: Tensor, seconds: float) -> Tensor:
-    time.sleep(seconds)
+gate = threading.Event()
+
+
+def held_up(x: Tensor) -> Tensor:
+    assert gate.wait(20)
     return scaled(x)
+
+
+def let_go() -> None:
+    gate.set()
 
 
 def failing(x: Tensor) -> Tensor:
@@ -291,7 +298,7 @@ def test_calls_that_failed_or_ran_out_of_time_do_not_hold_the_rest_up() -> None:
     x = leaf(1, 2, 4)
     with autograd.context() as context_id, raised_within(15):
         with pytest.raises(RPCTimeoutError):
-            rpc.rpc_sync(1, slowly, args=(x, 0.3), timeout=0.1)
+            rpc.rpc_sync(1, held_up, args=(x,), timeout=1)
         with pytest.raises(ZeroDivisionError):
             rpc.rpc_sync(1, failing, args=(x,))
         with pytest.raises(Exception, match="lock"):
@@ -304,6 +311,7 @@ def test_calls_that_failed_or_ran_out_of_time_do_not_hold_the_rest_up() -> None:
         autograd.backward(context_id, [y.sum()])
         same(autograd.get_gradients(context_id)[x], [2, 3, 5])
         same(gradient_at(1, context_id), [1, 2, 4])
+        rpc.rpc_sync(1, let_go)
         rpc.rpc_sync(1, until_idle)
         # The late answer was recorded over a graph that the first pass has freed.
         autograd.backward(context_id, [rpc.rpc_sync(1, scaled, args=(x,)).sum()])
@@ -615,16 +623,16 @@ def test_a_result_with_grad_that_came_from_outside_of_the_context_is_recorded_wh
         same(gradient_at(1, context_id), [2, 2, 2])
 
 
+def checkpointed(x: Tensor) -> Tensor:
+    y: Tensor = checkpoint(scaled, x, use_reentrant=False)
+    return y
+
+
 @among_three
-def test_defaults_for_new_tensors_do_not_touch_what_is_recorded() -> None:
+def test_checkpointed_parts_are_computed_again_in_the_pass() -> None:
     x = leaf(1, 2, 4)
-    before = torch.get_default_dtype()
     with autograd.context() as context_id:
-        try:
-            torch.set_default_dtype(torch.float64)
-            with torch.device("meta"):
-                y = rpc.rpc_sync(1, scaled, args=(x,))
-        finally:
-            torch.set_default_dtype(before)
+        y = checkpointed(rpc.rpc_sync(1, checkpointed, args=(x,)) * 1)
         autograd.backward(context_id, [y.sum()])
-        same(autograd.get_gradients(context_id)[x], [2, 3, 5])
+        same(autograd.get_gradients(context_id)[x], [4, 9, 25])
+        same(gradient_at(1, context_id), [2, 6, 20])

@@ -196,7 +196,7 @@ def test_passes_are_exact_in_1000_seeds() -> None:
 
 
 def test_a_pass_that_fails_is_over_everywhere_in_any_order_of_messages() -> None:
-    for seed in range(40):
+    for seed in (*range(40), 606, 905):  # in these two the context's end comes before the news
         fail_somewhere(seed)
 
 
