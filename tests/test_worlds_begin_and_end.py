@@ -270,6 +270,17 @@ def test_a_world_in_which_no_call_was_made_shuts_down(meet: str) -> None:
     fine(run_processes(program, 3))
 
 
+def test_a_worker_that_dies_before_anybody_spoke_to_it_does_not_hold_up_the_others(meet: str) -> None:
+    def program(rank: int) -> None:
+        join_world(rank, 4, meet)
+        if rank in (2, 3):
+            os.kill(os.getpid(), signal.SIGKILL)
+        rpc.shutdown()
+
+    outcomes = run_processes(program, 4, timeout=30)
+    fine(outcomes[:2])
+
+
 got: list[int] = []
 
 

@@ -6,17 +6,20 @@ does not answer, or answers for another session, and is read again until the rig
 
 from __future__ import annotations
 
+import contextlib
 import json
 import uuid
 from typing import TYPE_CHECKING, Any
 
-from actorrpc.errors import DeviceMapError, RendezvousError
+from actorrpc.errors import ActorRPCError, DeviceMapError, RendezvousError
 from actorrpc.runtime.completion import Completion
 from actorrpc.runtime.peers import Record
 from actorrpc.services.devices import Devices, Placement, placement
 from actorrpc.services.directory import Directory
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from actorrpc.runtime.worker import Worker
     from actorrpc.services.roster import Hello
     from actorrpc.services.store import HintStore
@@ -54,6 +57,15 @@ def found(worker: Worker, store: HintStore, hello: Hello, deadline: float) -> No
     if roster.refusal is not None:
         kind = DeviceMapError if roster.about_devices else RendezvousError
         raise kind(f"{worker} could not start a world of {hello.world_size}: {roster.refusal}")
+    _watch(worker, list(worker.peers))
+
+
+def _watch(worker: Worker, numbers: Iterable[int]) -> None:
+    """Has the deaths of workers on this host noticed from now on. Rank 0 looks after all, since it tells the others."""
+    for number in numbers:
+        if number != worker.id:
+            with contextlib.suppress(ActorRPCError):  # it is gone already, which was told elsewhere
+                worker.members.reach(number)
 
 
 def join(worker: Worker, store: HintStore, hello: Hello, deadline: float) -> None:
@@ -95,6 +107,7 @@ class _Joining:
         devices = {name: Devices.from_json(data) for name, data in self._answer["devices"].items()}
         worker.services[Placement] = placement(worker.record.name, devices)
         worker.members.admit([Record.from_json(data) for data in self._answer["members"]])
+        _watch(worker, [0])
 
     def _dial(self, hint: bytes) -> None:
         try:
