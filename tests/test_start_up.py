@@ -107,7 +107,9 @@ def test_where_one_rank_cannot_begin_shutdown_does_nothing_and_the_others_are_to
                 rpc.shutdown()
             assert not session.is_available()
 
-    assert "missing rank 1" in fine(run_processes(program, 2))[0]
+    text = fine(run_processes(program, 2))[0]
+    # A rank that found something wrong says so, but waits no longer than 2 s for somebody to hear it.
+    assert "missing rank 1" in text or (wrong == "name" and "ValueError: worker name 'w 1'" in text), text
 
 
 # -- beside a process group

@@ -1,4 +1,4 @@
-"""Faults that users of such systems have met in calls, threads and memory; `docs/faults_b.md` tells them."""
+"""Faults that users of such systems have met in calls, threads and memory; `docs/faults.md` tells them."""
 
 from __future__ import annotations
 

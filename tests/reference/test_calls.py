@@ -116,6 +116,23 @@ def test_the_list_and_the_dict_that_were_given_are_left_alone() -> None:
     assert future.wait() == ((1, [2]), {"a": [3]})
 
 
+def first_and_last(small: torch.Tensor, large: torch.Tensor) -> list[float]:
+    return [*small[[0, -1]].tolist(), *large[[0, -1]].tolist()]
+
+
+@inside
+def test_small_arguments_of_rpc_async_are_copied_at_the_call_and_large_ones_are_free_once_it_is_done() -> None:
+    small, large = torch.zeros(16_000), torch.zeros(1 << 20)
+    for n in range(30):
+        futures = []
+        for k in range(10):
+            small.fill_(k)
+            futures.append(rpc.rpc_async(OTHER, first_and_last, args=(small, large)))
+        small.fill_(-1)
+        assert [future.wait() for future in futures] == [[k, k, n, n] for k in range(10)]
+        large.fill_(n + 1)
+
+
 # -- functions
 
 

@@ -23,21 +23,31 @@ def _free_port() -> str:
         return str(s.getsockname()[1])
 
 
-def by_the_environment(work: Program, size: int = 2, options: dict[str, Any] | None = None) -> Any:
-    """Runs an example as the reference has it, with `init_rpc` and `shutdown` written out; `work` is worker 0's part.
+def nothing_more(rank: int) -> dict[str, Any]:
+    return {}
+
+
+def by_the_environment(
+    work: Program, more: Callable[[int], dict[str, Any]] = nothing_more, names: tuple[str, ...] = ("worker0", "worker1")
+) -> Any:
+    """Runs an example as the reference has it, with `init_rpc` and `shutdown` written out.
+
+    Arguments:
+        work: the part of rank 0.
+        more: makes, on each rank, what else `init_rpc` is given.
+        names: the workers' names, by rank.
 
     Returns what `work` returned.
     """
 
     def program(rank: int, port: str) -> Any:
         os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "localhost", port
-        chosen = rpc.RpcBackendOptions(**options) if options is not None else None
-        rpc.init_rpc(f"worker{rank}", rank=rank, world_size=size, rpc_backend_options=chosen)
+        rpc.init_rpc(names[rank], rank=rank, world_size=len(names), **more(rank))
         result = work() if rank == 0 else None
         rpc.shutdown()
         return result
 
-    outcomes = run_processes(program, size, args=(_free_port(),))
+    outcomes = run_processes(program, len(names), args=(_free_port(),))
     for outcome in outcomes:
         assert outcome.returned, outcome.stderr
         assert not outcome.traceback, outcome.traceback
@@ -135,12 +145,35 @@ def test_shutdown_example() -> None:
 
 
 def test_options_example() -> None:
-    """With the options that the backend of the reference has; their defaults and checks are tried elsewhere."""
+    """Its workers are called 1 and 2. The options' defaults and checks are tried elsewhere."""
+
+    def more(rank: int) -> dict[str, Any]:
+        return {"rpc_backend_options": rpc.TensorPipeRpcBackendOptions(num_worker_threads=8, rpc_timeout=20)}
 
     def work() -> Any:
-        return rpc.get_rpc_timeout(), rpc.rpc_sync("worker1", rpc.get_rpc_timeout)
+        return rpc.get_rpc_timeout(), rpc.rpc_sync("worker2", rpc.get_rpc_timeout)
 
-    assert by_the_environment(work, options={"num_worker_threads": 8, "rpc_timeout": 20}) == (20, 20)
+    assert by_the_environment(work, more, ("worker1", "worker2")) == (20, 20)
+
+
+def add_two(x: torch.Tensor, y: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return x + y, (x + y).to("cpu")
+
+
+def test_device_map_example_with_the_device_that_every_machine_has() -> None:
+    """Its maps between GPUs are made, and refused where there are none, in tests of their own."""
+
+    def more(rank: int) -> dict[str, Any]:
+        if rank == 1:
+            return {}
+        options = rpc.TensorPipeRpcBackendOptions(num_worker_threads=8, device_maps={"worker1": {"cpu": "cpu"}})
+        options.set_device_map("worker1", {"cpu": "cpu"})
+        return {"backend": rpc.BackendType.TENSORPIPE, "rpc_backend_options": options}
+
+    def work() -> list[str]:
+        return [printed(result) for result in rpc.rpc_sync("worker1", add_two, args=(torch.ones(2).to("cpu"), 1))]
+
+    assert by_the_environment(work, more) == ["tensor([2., 2.])"] * 2
 
 
 # -- async_execution

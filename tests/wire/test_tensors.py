@@ -202,6 +202,19 @@ def test_a_row_of_a_large_matrix_costs_a_row(roundtrip: Roundtrip) -> None:
     assert near.untyped_storage().nbytes() <= 4016
 
 
+@pytest.mark.parametrize(
+    "kib, viewed, whole",
+    [(8, 4, True), (8 + 1 / 256, 4, False), (16, 8192, True), (16, 8188, False), (16, 4, False)],
+)
+def test_a_view_is_cut_out_of_a_storage_over_8_kib_and_over_twice_its_bytes(
+    kib: float, viewed: int, whole: bool, roundtrip: Roundtrip
+) -> None:
+    base = torch.arange(int(kib * 256), dtype=torch.float32)
+    back = roundtrip(base[: viewed // 4])
+    assert torch.equal(back, base[: viewed // 4])
+    assert (back.untyped_storage().nbytes() >= base.untyped_storage().nbytes()) is whole
+
+
 def test_overlapping_slices_of_a_large_tensor_share_memory_without_the_rest(roundtrip: Roundtrip) -> None:
     base = torch.zeros(1_000_000)
     pair = [base[1000:9000], base[5000:11000], base[900_001:900_101]]
