@@ -166,7 +166,7 @@ def test_a_name_that_only_the_callers_run_of_the_script_has_goes_again_by_value(
         return asked
 
     (asked, _) = run_mains(program, (DEFINITIONS, tmp_path / "a.py"), (DEFINITIONS, tmp_path / "b.py"))
-    assert len(asked) == 1  # known from then on
+    assert len(asked) == 1, asked  # known from then on
 
 
 def test_forks_of_a_process_without_a_file_share_its_main_module() -> None:

@@ -61,6 +61,7 @@ class Record:
             int(data.get("pid", 0)),
             str(data.get("role", "")),
             int(data.get("index", 0)),
+            str(data.get("main", "")),
         )
 
     def __str__(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
@@ -153,3 +154,10 @@ def test_a_record_that_is_none_is_no_hello() -> None:
     for wrong in ({}, {**good, "record": 3}, {**good, "record": {"id": "x"}}, {**good, "protocol": None}):
         with pytest.raises((KeyError, TypeError, ValueError, AttributeError)):
             Hello.from_json(wrong)
+
+
+def test_a_record_comes_through_json_with_every_field() -> None:
+    given = Record(3, "w", 7, ("tcp://a",), "host", "boot", 11, "role", 2, "main")
+    assert Record.from_json(json.loads(json.dumps(given.to_json()))) == given
+    plain = {field.name: field.default for field in dataclasses.fields(Record)}
+    assert all(getattr(given, name) != default for name, default in plain.items()), "a new field has its default here"
