@@ -8,7 +8,9 @@ import argparse
 import importlib
 import json
 import os
+import statistics
 import sys
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -21,9 +23,16 @@ from benchmarks.pairs import Figures, Row, median_us, medians, run_pair
 BATCH = 16
 WIDTHS = {16: 400, 1024: 60}
 """Widths of the MLP, and how many steps of each are measured."""
-ROWS = [Row(str(width), f"step of an MLP of width {width}", "us") for width in WIDTHS]
+TRIPS = {10: 40, 40: 15}
+"""Round trips to a worker that keeps a hidden state, and how many backward passes over each are measured."""
+ROWS = [
+    *(Row(str(width), f"step of an MLP of width {width}", "us") for width in WIDTHS),
+    *(Row(f"trips {trips}", f"backward over {trips} recurrent trips", "us") for trips in TRIPS),
+]
 LEAST = {"16": 1.3, "1024": 1.0}
 """How many times as fast --check wants it."""
+MOST_GROWTH = 5.0
+"""How many times as long as 10 round trips 40 may take."""
 
 
 class Mlp(nn.Module):
@@ -36,6 +45,21 @@ class Mlp(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.layers(x)
         return y
+
+
+class Cell:
+    """A recurrent cell with a hidden state."""
+
+    def __init__(self) -> None:
+        self.weight = (torch.eye(16) * 0.5).requires_grad_()
+        self.state = torch.zeros(16, 16)
+
+    def reset(self) -> None:
+        self.state = torch.zeros(16, 16)
+
+    def step(self, x: Tensor) -> Tensor:
+        self.state = torch.tanh(self.state @ self.weight + x)
+        return self.state
 
 
 def parameters_of(rpc_name: str, module: Any) -> list[Any]:
@@ -63,6 +87,21 @@ def trainer(library: str) -> Figures:
                 optimizer.step(context_id)  # noqa: B023
 
         figures[str(width)] = median_us(step, steps, warm_up=steps // 4)
+
+    cell, start = rpc.remote("server", Cell), torch.randn(16, 16, requires_grad=True)
+    for trips, passes in TRIPS.items():
+        times = []
+        for _ in range(passes):
+            with autograd.context() as context_id:
+                cell.rpc_sync().reset()
+                value = start * 1
+                for _ in range(trips):
+                    value = cell.rpc_sync().step(value)
+                root = [value.sum()]
+                begun = time.perf_counter_ns()
+                autograd.backward(context_id, root)
+                times.append(time.perf_counter_ns() - begun)
+        figures[f"trips {trips}"] = statistics.median(times) / 1000
     return figures
 
 
@@ -71,7 +110,7 @@ def run_rank(library: str, rank: int, port: int) -> Figures:
     os.environ["MASTER_PORT"] = str(port)
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", "You are using a Backend")  # torch's shutdown warns of torch's own code
-    warnings.filterwarnings("ignore", ".*TorchScript support for functional optimizers")
+    warnings.filterwarnings("ignore", ".*support for functional optimizers")
     rpc: Any = importlib.import_module(library)
     rpc.init_rpc(("trainer", "server")[rank], rank=rank, world_size=2)
     figures = trainer(library) if rank == 0 else {}
@@ -105,6 +144,12 @@ def main(arguments: list[str] | None = None) -> int:
     late = [key for key, least in LEAST.items() if options.check and a[key] < least * b[key]]
     for key in late:
         print(f"width {key}: {a[key] / b[key]:.2f} times as fast, {LEAST[key]} is wanted", file=sys.stderr)
+    growth = b["trips 40"] / b["trips 10"]
+    if options.check and growth > MOST_GROWTH:
+        print(
+            f"40 round trips take {growth:.1f} times as long as 10, {MOST_GROWTH:g} at most are wanted", file=sys.stderr
+        )
+        return 1
     return 1 if late else 0
 
 

@@ -135,8 +135,10 @@ class LocalOptimizer:
             if age:
                 return age
             for i in moved:
-                self._stand_ins[i].data = self._params[i].data  # which may be another than at the last step
-                self._stand_ins[i].grad = grads[self._params[i]]
+                stand_in, param = self._stand_ins[i], self._params[i]
+                if not stand_in.is_set_to(param):  # the user has put another tensor in its place
+                    stand_in.data = param.data
+                stand_in.grad = grads[param]
             try:
                 self._optimizer.step()
             finally:

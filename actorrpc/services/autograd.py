@@ -143,7 +143,7 @@ class Autograd:
             for running in ended.passes:  # one that has failed elsewhere: the news of that can come later, or never
                 running.aborted(teller)
             for peer in ended.peers - {teller}:
-                self.tell(peer, ("release", context_id, ended.lowest))
+                self.tell(peer, ("release", context_id, ended.lowest), idle=True)
 
     def _doubt(self, context_id: int) -> None:
         """Asks a context's creator to tell of its end, since whoever would have done so is gone."""
@@ -165,10 +165,10 @@ class Autograd:
 
     # -- sending
 
-    def tell(self, peer: int, body: object) -> None:
-        """Tells another worker's actor something, if it is still there."""
+    def tell(self, peer: int, body: object, *, idle: bool = False) -> None:
+        """Tells another worker's actor something, if it is still there. `idle`: see `Worker.tell`."""
         try:
-            self.worker.tell(peer, AUTOGRAD, body, control=True)
+            self.worker.tell(peer, AUTOGRAD, body, control=True, idle=idle)
         except ActorRPCError:
             pass  # whoever was lost has no part any more
 

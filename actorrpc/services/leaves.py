@@ -29,9 +29,9 @@ def graph_task() -> int:
     return number
 
 
-def leaves_of(outputs: Iterable[torch.Tensor]) -> list[Any]:
-    """Returns the nodes which accumulate the gradients of the leaves that a graph can reach."""
-    stack: list[Any] = [torch.autograd.graph.get_gradient_edge(tensor).node for tensor in outputs]
+def leaves_of(firsts: Iterable[Any]) -> list[Any]:
+    """Returns the nodes which accumulate the gradients of the leaves that a graph can reach from some nodes."""
+    stack = list(firsts)
     seen, found = set(stack), []
     while stack:
         node = stack.pop()
@@ -58,9 +58,12 @@ class _Held:
     are not called then, as they would not be in one process.
     """
 
-    def __init__(self, node: Any, running: dict[int, Pass]) -> None:
-        self.leaf: torch.Tensor = node.variable
-        self.aside, self.leaf.grad = _own(self.leaf.grad), None
+    def __init__(self, node: Any, leaf: torch.Tensor, running: dict[int, Pass]) -> None:
+        self.leaf = leaf
+        grad = leaf.grad
+        self.aside = _own(grad)
+        if grad is not None:
+            leaf.grad = None
         self.passes = 0
         self.lock = threading.Lock()
         self.by: Pass | None = None
@@ -109,7 +112,8 @@ class _Held:
             for hooks, key, guard, own in self._guarded:
                 if hooks.get(key) is guard:
                     hooks[key] = own
-            self.leaf.grad = self.aside
+            if self.aside is not None:
+                self.leaf.grad = self.aside
         self.lock.release()
 
 
@@ -135,18 +139,19 @@ class Leaves:
         """Returns the pass that the present thread works for."""
         return self.running.get(graph_task())
 
-    def hold(self, but: torch.Tensor, outputs: Iterable[torch.Tensor]) -> list[int]:
-        """Holds all leaves of a graph but one; returns what `release` wants."""
-        nodes = leaves_of(outputs)
+    def hold(self, but: torch.Tensor, firsts: Iterable[Any]) -> list[int]:
+        """Holds all leaves but one of the graph behind some nodes; returns what `release` wants."""
+        nodes = leaves_of(firsts)
         keys = []
         with self._door:
             for node in nodes:
-                if node.variable is but:
+                leaf = node.variable
+                if leaf is but:
                     continue
-                key = id(node.variable)  # the same as long as it is held
+                key = id(leaf)  # the same as long as it is held
                 held = self._held.get(key)
                 if held is None:
-                    held = self._held[key] = _Held(node, self.running)
+                    held = self._held[key] = _Held(node, leaf, self.running)
                 held.passes += 1
                 keys.append(key)
         return keys

@@ -40,21 +40,6 @@ class Aborted(Exception):
     """A pass ends here because it has failed elsewhere."""
 
 
-class _Begin(torch.autograd.Function):
-    """The first node of a pass: it ties the engine's graph task to the pass."""
-
-    @staticmethod
-    def forward(ctx: Any, begun: Pass, *outputs: torch.Tensor) -> Any:
-        ctx.begun = begun
-        ctx.set_materialize_grads(False)
-        return tuple(output.view_as(output) for output in outputs)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        ctx.begun.tie(graph_task())
-        return None, *grads
-
-
 class _Slot(Completion):
     """Where the gradients of one message are waited for."""
 
@@ -152,20 +137,22 @@ class Pass:
 
     def _run_engine(self, roots: Sequence[torch.Tensor]) -> None:
         leaves, outputs = self._service.leaves, [self._token, *roots]
-        kept = leaves.hold(self._base, outputs)
+        firsts = {edge.node for edge in map(torch.autograd.graph.get_gradient_edge, outputs)}
+        ties = [node.register_prehook(self._tie) for node in firsts]  # before those on leaves, which may be among them
+        kept = leaves.hold(self._base, firsts)
         try:
-            with torch.enable_grad():
-                firsts = _Begin.apply(self, *outputs)  # type: ignore[no-untyped-call]
             # No gradients are given: all are scalars; and where torch is given some, it imports sympy.
-            torch.autograd.backward(firsts, retain_graph=self._retain)
+            torch.autograd.backward(outputs, retain_graph=self._retain)
         finally:
+            for tie in ties:
+                tie.remove()
             leaves.release(self, kept)
             leaves.running.pop(self._task, None)
 
-    def tie(self, task: int) -> None:
-        """Notes the engine's graph task."""
-        self._task = task
-        self._service.leaves.running[task] = self
+    def _tie(self, _: Any) -> None:
+        """Ties the engine's graph task to the pass, at its first node."""
+        self._task = graph_task()
+        self._service.leaves.running[self._task] = self
 
     def gradients_of(self, sent: Sent) -> Grads:
         """Waits for the gradients of a message; called by the engine."""
