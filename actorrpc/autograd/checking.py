@@ -49,7 +49,8 @@ def check(
 
     Arguments:
         step: called twice, with a stand-in for each of `refs`: `embed(x)` and `embed.method(x, y=1)` are calls of the
-            object. It returns the loss, a scalar. Of what it sends, tensors in lists, tuples and dicts are compared.
+            object, one after the other. It returns the loss, a scalar. Of what is sent, tensors in lists, tuples and
+            dicts are compared; they go as clones, so that a Parameter arrives as a plain tensor.
         refs: RRefs to the objects, or RemoteModules.
         rtol, atol: how far values may differ, both or neither, as in `torch.testing.assert_close`.
 
