@@ -120,6 +120,29 @@ class StaleGradientsError(ActorRPCError):
         self.steps = dict(steps or {})
 
 
+class GradientMismatchError(ActorRPCError, AssertionError):
+    """A step over several workers gave another value or gradient than in one process.
+
+    Args:
+        message: what to tell the user.
+        hop: which of the step's calls, from 0; -1 for a leaf of the step's own worker.
+        method: the method that was called; "__call__" for a call of the object itself.
+        owner: the name of the worker that has the object.
+        tensor: which tensor: "argument[0]", "argument['x']", "result", "result[1]", "parameter 'weight'".
+        what: "value" or "gradient".
+    """
+
+    def __init__(
+        self, message: str, *, hop: int = -1, method: str = "", owner: str = "", tensor: str = "", what: str = ""
+    ) -> None:
+        super().__init__(message)
+        self.hop = hop
+        self.method = method
+        self.owner = owner
+        self.tensor = tensor
+        self.what = what
+
+
 class RendezvousError(ActorRPCError):
     """The workers of a world did not find each other.
 

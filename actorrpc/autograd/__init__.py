@@ -7,13 +7,14 @@
 
 Tensors that require grad are recorded in whatever is sent while a thread is in a context: arguments and results of
 calls, `to_here`, proxies, actors' methods, and of calls that those make. Gradients go to the context on the worker of
-each leaf, not to `.grad`.
+each leaf, not to `.grad`. `check` compares a step over several workers with the same step in one process.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from actorrpc.autograd.checking import check
 from actorrpc.runtime.handling import NO_CONTEXT, here
 from actorrpc.services.autograd import Autograd
 from actorrpc.session import current
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     import torch
 
-__all__ = ["backward", "context", "get_gradients", "waiting"]
+__all__ = ["backward", "check", "context", "get_gradients", "waiting"]
 
 
 class context:
