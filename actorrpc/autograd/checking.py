@@ -16,7 +16,7 @@ from actorrpc.rpc import rpc_sync
 from actorrpc.rref import RRef
 from actorrpc.runtime.handling import NO_CONTEXT, here
 from actorrpc.services.autograd import Autograd
-from actorrpc.services.leaves import leaves_of
+from actorrpc.services.leaves import first_nodes, leaves_of
 from actorrpc.session import current
 
 if TYPE_CHECKING:
@@ -77,13 +77,13 @@ def check(
             )
     if not loss.requires_grad:
         raise TypeError("the step must return a loss that requires grad; no gradient can flow from this one")
-    inputs = [node.variable for node in leaves_of([loss])]
+    inputs = [node.variable for node in leaves_of(first_nodes([loss]))]
     grads = dict(zip(inputs, torch.autograd.grad(loss, inputs, allow_unused=True), strict=True))
 
     far = _Run([ref.rpc_sync() if isinstance(ref, RRef) else ref for ref in refs], owners)
     with autograd.context() as context_id:
         loss = far.forward(step)
-        leaves = {node.variable for node in leaves_of([loss])} if loss.requires_grad else set()
+        leaves = {node.variable for node in leaves_of(first_nodes([loss]))} if loss.requires_grad else set()
         if loss.requires_grad:  # else all gradients are missing, as will be said
             autograd.backward(context_id, loss)
         theirs = [rpc_sync(owner, _gradients, args=(context_id, r)) for owner, r in zip(owners, rrefs, strict=True)]

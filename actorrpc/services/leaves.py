@@ -29,6 +29,11 @@ def graph_task() -> int:
     return number
 
 
+def first_nodes(outputs: Iterable[torch.Tensor]) -> set[Any]:
+    """Returns the nodes at which a backward pass from some tensors begins."""
+    return {edge.node for edge in map(torch.autograd.graph.get_gradient_edge, outputs)}
+
+
 def leaves_of(firsts: Iterable[Any]) -> list[Any]:
     """Returns the nodes which accumulate the gradients of the leaves that a graph can reach from some nodes."""
     stack = list(firsts)

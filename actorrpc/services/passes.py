@@ -21,7 +21,7 @@ import torch
 
 from actorrpc.errors import RPCTimeoutError, WorkerLostError
 from actorrpc.runtime.completion import Completion
-from actorrpc.services.leaves import add, graph_task
+from actorrpc.services.leaves import add, first_nodes, graph_task
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -137,7 +137,7 @@ class Pass:
 
     def _run_engine(self, roots: Sequence[torch.Tensor]) -> None:
         leaves, outputs = self._service.leaves, [self._token, *roots]
-        firsts = {edge.node for edge in map(torch.autograd.graph.get_gradient_edge, outputs)}
+        firsts = first_nodes(outputs)
         ties = [node.register_prehook(self._tie) for node in firsts]  # before those on leaves, which may be among them
         kept = leaves.hold(self._base, firsts)
         try:

@@ -44,7 +44,7 @@ def test_a_pipeline_of_two_stages_trains() -> None:
 def test_data_parallel_trainers_with_a_sparse_table_train_and_stay_equal() -> None:
     text = run("examples.ddp_rpc", timeout=150)
     words = text.split()
-    assert float(words[6]) < 0.7 * float(words[1])
+    assert float(words[4]) < 0.7 * float(words[1])
     assert text.endswith("The dense parts of all trainers are equal.\n")
 
 
