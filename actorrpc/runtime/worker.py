@@ -19,17 +19,19 @@ from actorrpc.errors import (
     UnknownNameError,
 )
 from actorrpc.runtime.calls import Calls
-from actorrpc.runtime.completion import Completion, Waiter, check_seconds
+from actorrpc.runtime.completion import Completion, check_seconds
 from actorrpc.runtime.crew import Crew
 from actorrpc.runtime.handling import NO_CONTEXT, Handling, here
 from actorrpc.runtime.keeper import Keeper
 from actorrpc.runtime.lanes import Job, Lane
 from actorrpc.runtime.members import Members
 from actorrpc.runtime.message import Message, Outgoing, Parcel
+from actorrpc.runtime.outbox import Outbox
+from actorrpc.runtime.patience import Patience
 from actorrpc.runtime.peers import Standing
 from actorrpc.wire import envelope
 from actorrpc.wire.codec import Codec, mentions_main
-from actorrpc.wire.envelope import HEADER_SIZE, MARK, Flag, Kind, context_of, pack_fields
+from actorrpc.wire.envelope import HEADER_SIZE, MARK, Flag, Kind, context_of
 from actorrpc.wire.failures import read_failure, write_failure
 from actorrpc.wire.salvage import salvage
 
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
     from actorrpc.runtime.clock import Clock
     from actorrpc.runtime.completion import Call
     from actorrpc.runtime.message import Tracer
-    from actorrpc.runtime.peers import Peer, Record
+    from actorrpc.runtime.peers import Record
     from actorrpc.wire.envelope import Frame
     from actorrpc.wire.transport import Transport
 
@@ -81,6 +83,10 @@ class Worker:
         """What is installed here, by type, for those who only know the worker."""
         self.crew = Crew(record.name, transport, clock, self._route, threads)
         self.keeper = Keeper(self)
+        self.emit = Outbox(self).emit
+        """Sends a message whose payload is written; see `Outbox.emit`."""
+        self.wait = Patience(self).wait
+        """Blocks until something is done; see `Patience.wait`."""
         self._numbers = itertools.count(1)
         self.ending = False
         """Whether the world is about to end, so that peers that go are no surprise."""
@@ -208,51 +214,6 @@ class Worker:
         """Sends a greeting along a way that was dialled by hand."""
         self.transport.send(way, envelope.greeting(data))
 
-    def emit(self, to: int, out: Outgoing, frames: Sequence[Frame], hold: bool = False) -> None:
-        """Sends a message whose payload is written. `hold`: whether it may wait for more (TR6).
-
-        Raises:
-            NotAMemberError, WorkerLostError: it was not sent.
-        """
-        if not self.open:
-            raise NotAMemberError(f"no calls any more through {self}: {self.closed_because}")
-        if to == self.id:
-            kind, flags, call, *rest = out
-            head = pack_fields(MARK, kind, flags, to, self.record.incarnation, call, 0, *rest)
-            # Copies, so that a call to oneself does not share its arguments any more than another one.
-            own: list[Frame] = [head + frames[0], *(bytearray(memoryview(f)) for f in frames[1:])]
-            self.take(own)
-            return
-        peer = self.peers.get(to)
-        if peer is None or not peer.dialled or peer.standing is not Standing.MEMBER:
-            peer = self.members.reach(to)
-        with peer.lock:
-            if peer.busy:  # this thread is in the midst of a send: a finalizer of the user's sends
-                peer.deferred.append((out, frames))
-                return
-            peer.busy = True
-            try:
-                self._number(peer, out, frames, hold)
-                while peer.deferred:
-                    self._number(peer, *peer.deferred.pop(0), False)
-            finally:
-                peer.busy = False
-
-    def _number(self, peer: Peer, out: Outgoing, frames: Sequence[Frame], hold: bool) -> None:
-        """Sends a message to a peer, numbered; under its lock."""
-        kind, flags, call, *rest = out
-        peer.sent += 1
-        if kind <= Kind.TELL and not flags & Flag.CONTROL:
-            peer.told += 1
-        head = pack_fields(MARK, kind, flags, self.id, self.record.incarnation, call, peer.sent, *rest)
-        try:
-            if len(frames) == 1:
-                self.transport.send(peer.record.id, (head + frames[0],), hold)
-            else:
-                self.transport.send(peer.record.id, [head + frames[0], *frames[1:]])
-        except KeyError:
-            raise self.members.lost_error(peer, "the message was not sent") from None
-
     def take(self, frames: Sequence[Frame]) -> None:
         """Routes a message that did not come through the transport just now."""
         job = self._route(frames)
@@ -379,46 +340,7 @@ class Worker:
             if parcel is not None:
                 parcel.restart()
 
-    # -- waiting
-
-    def wait(self, what: Completion, deadline: float | None, *, lead: bool = True) -> bool:
-        """Blocks until something is done, at most until `deadline`; returns whether it is.
-
-        In an actor's handler the mailbox is served meanwhile (RULES MB2, MB3).
-        """
-        handling = here.handling
-        if handling is None or handling.turn is None:
-            return what.done or self.crew.wait(what, deadline, Waiter(self.clock.gate()), lead=lead)
-        mailbox, turn = handling.mailbox, handling.turn
-        assert mailbox is not None
-        if what.done and not len(mailbox):
-            return True
-        waiter = Waiter(self.clock.gate())
-        waiter.mailbox, waiter.turn = mailbox, turn
-        self._start(mailbox.suspend(turn, what.number if what.done else None))
-        try:
-            done = what.done or self.crew.wait(what, deadline, waiter, lead=lead)
-            back = _Return(self.crew)
-            ready = mailbox.resume(turn, what.number if done else 0, back)
-            if turn in ready:
-                ready.remove(turn)
-                turn.gate = None
-                self._start(ready)
-            else:
-                self._start(ready)
-                self.crew.wait(back, None, Waiter(self.clock.gate()))
-        except BaseException:
-            mailbox.force(turn)
-            raise
-        return done
-
-    def _start(self, turns: Sequence[Any]) -> None:
-        for turn in turns:
-            if turn.gate is not None:
-                gate, turn.gate = turn.gate, None
-                gate.open()
-            else:
-                turn.message.cell.start((turn,))
+    # -- reading answers
 
     def result(self, call: Call) -> Any:
         """Reads the answer of a call that is done.
@@ -510,22 +432,6 @@ class Worker:
 def snapshot(frames: Sequence[Frame]) -> Sequence[Frame]:
     """Copies the large tensors of an answer or a tell: their sender goes on, and may change them before they leave."""
     return frames if len(frames) == 1 else [frames[0], *map(bytes, frames[1:])]
-
-
-class _Return(Completion):
-    """The gate of a turn that waits to go on, for a thread that waits like any other."""
-
-    __slots__ = ("_crew",)
-
-    def __init__(self, crew: Crew) -> None:
-        super().__init__()
-        self._crew = crew
-
-    def open(self) -> None:
-        self._crew.done(self, 0)
-
-    def wait(self, timeout: float | None = None) -> bool:
-        raise NotImplementedError("threads wait for it through the crew")
 
 
 class _NoCell:

@@ -259,11 +259,11 @@ def test_unused_tensors_cost_no_bytes_on_the_way_back() -> None:
 
     with autograd.context() as context_id:
         results = rpc.rpc_sync(1, three_big_ones, args=(leaf(1.0),))
-        mine.worker.emit = emit  # type: ignore[method-assign]
+        mine.worker.emit = emit
         try:
             autograd.backward(context_id, [(results[1] * torch.arange(4000)).sum()])
         finally:
-            mine.worker.emit = original  # type: ignore[method-assign]
+            mine.worker.emit = original
     big = 8 * 4000
     assert big < sum(sizes) < 1.5 * big, sizes
 

@@ -1,0 +1,75 @@
+"""What leaves a worker: numbered for each peer, so that a gap shows that messages were lost."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from actorrpc.errors import NotAMemberError
+from actorrpc.runtime.peers import Standing
+from actorrpc.wire.envelope import MARK, Flag, Kind, pack_fields
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from actorrpc.runtime.message import Outgoing
+    from actorrpc.runtime.peers import Peer
+    from actorrpc.runtime.worker import Worker
+    from actorrpc.wire.envelope import Frame
+
+
+class Outbox:
+    """The sending end of a worker.
+
+    Arguments:
+        worker: whose.
+    """
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    def emit(self, to: int, out: Outgoing, frames: Sequence[Frame], hold: bool = False) -> None:
+        """Sends a message whose payload is written. `hold`: whether it may wait for more (TR6).
+
+        Raises:
+            NotAMemberError, WorkerLostError: it was not sent.
+        """
+        worker = self._worker
+        if not worker.open:
+            raise NotAMemberError(f"no calls any more through {worker}: {worker.closed_because}")
+        if to == worker.id:
+            kind, flags, call, *rest = out
+            head = pack_fields(MARK, kind, flags, to, worker.record.incarnation, call, 0, *rest)
+            # Copies, so that a call to oneself does not share its arguments any more than another one.
+            own: list[Frame] = [head + frames[0], *(bytearray(memoryview(f)) for f in frames[1:])]
+            worker.take(own)
+            return
+        peer = worker.peers.get(to)
+        if peer is None or not peer.dialled or peer.standing is not Standing.MEMBER:
+            peer = worker.members.reach(to)
+        with peer.lock:
+            if peer.busy:  # this thread is in the midst of a send: a finalizer of the user's sends
+                peer.deferred.append((out, frames))
+                return
+            peer.busy = True
+            try:
+                self._number(peer, out, frames, hold)
+                while peer.deferred:
+                    self._number(peer, *peer.deferred.pop(0), False)
+            finally:
+                peer.busy = False
+
+    def _number(self, peer: Peer, out: Outgoing, frames: Sequence[Frame], hold: bool) -> None:
+        """Sends a message to a peer, numbered; under its lock."""
+        worker = self._worker
+        kind, flags, call, *rest = out
+        peer.sent += 1
+        if kind <= Kind.TELL and not flags & Flag.CONTROL:
+            peer.told += 1
+        head = pack_fields(MARK, kind, flags, worker.id, worker.record.incarnation, call, peer.sent, *rest)
+        try:
+            if len(frames) == 1:
+                worker.transport.send(peer.record.id, (head + frames[0],), hold)
+            else:
+                worker.transport.send(peer.record.id, [head + frames[0], *frames[1:]])
+        except KeyError:
+            raise worker.members.lost_error(peer, "the message was not sent") from None
