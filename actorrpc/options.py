@@ -7,7 +7,7 @@ import operator
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from typing import Union
+from typing import TYPE_CHECKING, Union
 
 import torch
 
@@ -36,7 +36,7 @@ Device = Union[int, str, torch.device]  # noqa: UP007  an alias, which mypy want
 
 
 class RpcBackendOptions:
-    """Options of a worker. All of them can be read and set as attributes.
+    """Options of a worker. All of them can be read and set as attributes; other names are refused.
 
     Arguments:
         rpc_timeout: seconds that a call gets which names no limit of its own; 0 for ever. Default 60.
@@ -56,6 +56,8 @@ class RpcBackendOptions:
         ValueError, TypeError: an option is out of range, or of the wrong kind.
     """
 
+    report_leaks: bool = False
+
     def __init__(
         self,
         rpc_timeout: float = DEFAULT_RPC_TIMEOUT,
@@ -74,6 +76,16 @@ class RpcBackendOptions:
         self.switch_interval = switch_interval
         self.security_token = security_token
         self.report_leaks = os.environ.get("ACTORRPC_REPORT_LEAKS") == "1" if report_leaks is None else report_leaks
+
+    if not TYPE_CHECKING:  # type checkers see misspelt names themselves, unless there is a __setattr__
+
+        def __setattr__(self, name, value):
+            # It would do nothing. A subclass of somebody else's may have attributes of its own.
+            kind = type(self)
+            if kind.__module__ == __name__ and not name.startswith("_") and not hasattr(kind, name):
+                known = [known for known in dir(kind) if not (known.startswith("_") or callable(getattr(kind, known)))]
+                raise AttributeError(f"{kind.__name__} has no option {name!r}; there are: {', '.join(known)}")
+            super().__setattr__(name, value)
 
     @property
     def rpc_timeout(self) -> float:

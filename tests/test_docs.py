@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import ast
 import functools
+import os
 import re
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
+
+from tests.joining import free_port
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted((ROOT / "docs").glob("*.md"))
@@ -116,3 +121,29 @@ def test_python_that_a_page_shows_can_be_read(page: Path) -> None:
 
 def test_the_readme_shows_some() -> None:
     assert len(re.findall(r"^```python$", (ROOT / "README.md").read_text(), re.MULTILINE)) >= 2
+
+
+@pytest.mark.parametrize("example", sorted(path.parent for path in (ROOT / "examples").glob("*/__main__.py")), ids=str)
+def test_an_example_has_a_page_with_its_options_and_files_and_a_row_in_the_readme(example: Path) -> None:
+    page, program = (example / "README.md").read_text(), (example / "__main__.py").read_text()
+    for option in re.findall(r'add_argument\("(--[\w-]+)"', program):
+        assert f"| `{option}` |" in page, option
+    for file in example.glob("*.py"):
+        assert file.name == "__init__.py" or f"| `{file.name}` |" in page, file
+    assert f"| `python -m examples.{example.name}` |" in section_of("README.md", "Examples")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("title", ["Roles", "The names of torch.distributed.rpc", "Gradients over workers"])
+def test_a_program_of_the_readme_runs(title: str, tmp_path: Path) -> None:
+    (block,) = re.findall(r"^```python\n(.*?)^```", section_of("README.md", title), re.MULTILINE | re.DOTALL)
+    program = tmp_path / "program.py"
+    program.write_text(block.replace("29500", str(free_port())))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, str(program)], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+    assert "Error" not in done.stderr

@@ -70,6 +70,21 @@ def test_every_option_is_a_property_that_can_be_set_as_torchs_can() -> None:
 
 
 @pytest.mark.parametrize("kind", BOTH)
+def test_an_option_that_is_spelt_wrong_is_refused(kind: type[rpc.RpcBackendOptions]) -> None:
+    options = kind()
+    with pytest.raises(AttributeError, match=r"no option 'rpc_timeuot'; there are: .*report_leaks, rpc_timeout"):
+        options.rpc_timeuot = 5.0  # type: ignore[attr-defined]
+    options.report_leaks = True
+
+    class Own(kind):  # type: ignore[misc, valid-type]
+        pass
+
+    own = Own()
+    own.color = "red"
+    assert own.color == "red"
+
+
+@pytest.mark.parametrize("kind", BOTH)
 def test_a_timeout_of_0_means_never_and_one_below_is_refused(kind: type[rpc.RpcBackendOptions]) -> None:
     assert kind(rpc_timeout=0).rpc_timeout == 0.0
     with pytest.raises(ValueError, match=r"rpc_timeout must be 0 \(never\)"):

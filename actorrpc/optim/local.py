@@ -119,11 +119,11 @@ class LocalOptimizer:
 
     # -- steps
 
-    def step(self, context_id: int, changes: Changes) -> int:
+    def step(self, context_id: int, changes: Changes) -> int | None:
         """Makes a step with the gradients that a context has for parameters of this worker.
 
         Returns by how many steps its gradients are older than the parameters, where that is too much and no step was
-        made; else 0.
+        made; None where there were no gradients; else 0.
         """
         grads = self._grads(context_id)
         with self._steps.lock:
@@ -148,7 +148,7 @@ class LocalOptimizer:
                     if not stand_in.is_set_to(param):  # the optimizer has put another tensor in its place
                         param.data = stand_in.data
                 self._count(context_id, moved)
-        return 0
+        return 0 if moved else None
 
     def age(self, context_id: int) -> int:
         """Returns what `step` would, and makes none."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from actorrpc.optim.local import Changes, Options
     from actorrpc.rref import RRef
     from actorrpc.runtime.futures import Future
+
+
+log = logging.getLogger("actorrpc")
 
 
 @dataclass
@@ -97,6 +101,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise ValueError('on_stale="wait" needs max_staleness: how old gradients may become')
         self._max_staleness, self._on_stale, self._kind = max_staleness, on_stale, optimizer_class
         self._owners: list[_Owner] = []
+        self._warned = False
         super().__init__(_groups_of(params_rref), {})
         self._sent: list[Options] = []
         self._make(args, kwargs)
@@ -157,7 +162,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def step(self, context_id: int) -> bool:  # type: ignore[override]
         """Makes a step with the gradients of a context, on all owners at the same time. Parameters that the context
-        has no gradient for are left alone, and nobody's `.grad` is touched.
+        has no gradient for are left alone, and nobody's `.grad` is touched. Where it has none at all, the log says so,
+        once.
 
         Arguments:
             context_id: the context's id.
@@ -179,8 +185,18 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 return self._refuse(context_id, ages, "no owner has made the step")
         changes = [self._changes(owner) for owner in self._owners]
         sent = [self._options(number) if any(changes) else old for number, old in enumerate(self._sent)]
-        ages = self._ask("step", [(context_id, own) for own in changes])
+        answers = self._ask("step", [(context_id, own) for own in changes])
         self._sent = sent
+        if all(answer is None for answer in answers) and not self._warned:
+            self._warned = True
+            log.warning(
+                "%s: DistributedOptimizer.step(%d) changed no parameter, since the context has no gradient for any of "
+                "them. Was the loss computed inside of `with dist_autograd.context()`, from these parameters, and "
+                "dist_autograd.backward(context_id, [loss]) called? (This is said once.)",
+                current().worker,
+                context_id,
+            )
+        ages = [answer or 0 for answer in answers]
         if any(ages):
             return self._refuse(context_id, ages, "the other owners have made the step" if 0 in ages else "none has")
         return True
@@ -272,7 +288,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def __getstate__(self) -> Options:
         """What goes with it to another worker, which then shares its owners' optimizers; not hooks, nor schedulers."""
-        own = ("_owners", "_sent", "_kind", "_max_staleness", "_on_stale")
+        own = ("_owners", "_sent", "_kind", "_max_staleness", "_on_stale", "_warned")
         return {**super().__getstate__(), **{name: self.__dict__[name] for name in own}}
 
 

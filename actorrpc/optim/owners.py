@@ -101,6 +101,10 @@ def tensor_of(ref: RRef[Any]) -> Any:
     """
     value = ref.local_value()
     if not isinstance(value, torch.Tensor):
-        hint = ": refer to its parameters, [RRef(p) for p in module.parameters()]" * isinstance(value, torch.nn.Module)
+        hint = ""
+        if isinstance(value, torch.nn.Module):
+            hint = ": refer to its parameters, [RRef(p) for p in module.parameters()]"
+        elif isinstance(value, (list, tuple)):
+            hint = ": fetch the references in it with to_here() first"
         raise TypeError(f"a reference to a parameter is needed, but {ref} refers to a {type(value).__qualname__}{hint}")
     return value

@@ -167,7 +167,13 @@ class Contexts:
 
         Raises:
             RuntimeError: there is none of this id.
+            TypeError: it is no id.
         """
+        if not isinstance(number, int):
+            raise TypeError(
+                f"context_id must be the number that `with dist_autograd.context() as context_id:` gives, "
+                f"not {type(number).__name__}"
+            )
         found = self._known.get(number)
         if found is None:
             raise RuntimeError(

@@ -91,9 +91,9 @@ class TcpPlace:
             if time.monotonic() >= patience:
                 raise RendezvousError(
                     f"rank 0 cannot host the store at {self.address}: port {self._port} of this machine "
-                    f"({socket.gethostname()}) is taken by another program ({problem}). Choose another port "
-                    "(MASTER_PORT, or the one in init_method) for all ranks, or end that program "
-                    f"(`ss -ltnp sport = :{self._port}` names it).",
+                    f"({socket.gethostname()}) is taken by another program, or by another worker of rank 0 "
+                    f"({problem}). Choose another port (MASTER_PORT, or the one in init_method) for all ranks, or end "
+                    f"that program (`ss -ltnp sport = :{self._port}` names it).",
                     address=self.address,
                 )
             time.sleep(PAUSE)

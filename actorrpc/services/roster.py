@@ -146,7 +146,10 @@ class Roster:
         if not 0 <= record.id < self.world_size:
             return f"{record} has a rank outside of 0 to {self.world_size - 1}"
         if known is not None:
-            return f"two workers have rank {record.id}: {known.record} and {record}"
+            return (
+                f"two workers have rank {record.id}: {known.record} and {record}; each worker needs a rank of its own, "
+                f"and each of two programs an address of its own"
+            )
         for other in self.records:
             if other.name == record.name:
                 low, high = sorted((other, record), key=lambda r: r.id)

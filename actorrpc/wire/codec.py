@@ -333,6 +333,8 @@ def _complaint(path: str, culprit: object, error: BaseException) -> str:
     what = f"cannot write an object of type {name}" + (f" at message{path}" if path else "")
     if isinstance(culprit, types.GeneratorType | types.CoroutineType | types.AsyncGeneratorType):
         what += "; it can only run where it was made, so send what it gives (list(it), say) instead"
+    elif path:
+        what += "; leave it out (`__getstate__`), or make what holds it on the worker where it is used: rpc.remote"
     return f"{what}: {_words(error)}"
 
 

@@ -1,6 +1,7 @@
 """``python -m examples.batch_ps``: trainers whose gradients a server takes in batches."""
 
 import argparse
+import sys
 
 import actorrpc as rpc
 from examples.batch_ps.roles import Server, Trainer
@@ -19,10 +20,13 @@ def main(arguments: list[str] | None = None) -> None:
     for name in ("trainers", "steps"):
         if getattr(options, name) < 1:
             parser.error(f"--{name} must be at least 1")
-    result = rpc.launch(
-        trainer=rpc.Role(Trainer, options.trainers, options.steps),
-        server=rpc.Role(Server, 1, options.trainers, options.lr),
-    )
+    try:
+        result = rpc.launch(
+            trainer=rpc.Role(Trainer, options.trainers, options.steps),
+            server=rpc.Role(Server, 1, options.trainers, options.lr),
+        )
+    except KeyboardInterrupt:
+        sys.exit("\nStopped.")
     if result is not None:
         print(f"{result.steps} steps for {options.trainers} trainers: {result.accuracy:.1%} of fresh points are right.")
 

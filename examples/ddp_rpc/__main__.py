@@ -1,6 +1,7 @@
 """``python -m examples.ddp_rpc``: DistributedDataParallel for the dense part, a parameter server for the sparse one."""
 
 import argparse
+import sys
 
 import actorrpc as rpc
 from examples.ddp_rpc.roles import Trainer
@@ -19,7 +20,10 @@ def main(arguments: list[str] | None = None) -> None:
         if getattr(options, name) < 1:
             parser.error(f"--{name} must be at least 1")
     trainer = rpc.Role(Trainer, options.trainers, options.trainers, options.steps)
-    result = rpc.launch(trainer=trainer, server=rpc.Role(None))
+    try:
+        result = rpc.launch(trainer=trainer, server=rpc.Role(None))
+    except KeyboardInterrupt:
+        sys.exit("\nStopped.")
     if result is not None:
         print(f"Loss {result.first:.3f} at first, {result.last:.3f} at the end.")
         print("The dense parts of all trainers are equal." if result.equal else "The dense parts differ!")

@@ -1,6 +1,7 @@
 """``python -m examples.pipeline``: two stages on two workers, and a driver that feeds them micro-batches."""
 
 import argparse
+import sys
 
 import actorrpc as rpc
 from examples.pipeline.roles import drive
@@ -20,7 +21,10 @@ def main(arguments: list[str] | None = None) -> None:
         if getattr(options, name) < 1:
             parser.error(f"--{name} must be at least 1")
     driver = rpc.Role(drive, 1, options.steps, options.batch, options.split)
-    result = rpc.launch(driver=driver, stage=rpc.Role(None, 2))
+    try:
+        result = rpc.launch(driver=driver, stage=rpc.Role(None, 2))
+    except KeyboardInterrupt:
+        sys.exit("\nStopped.")
     if result is not None:
         print(
             f"Loss {result.losses[0]:.3f} at first, {result.losses[-1]:.3f} after {len(result.losses)} steps; "

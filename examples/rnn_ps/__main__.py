@@ -37,6 +37,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         parser.error("--dropout must be at least 0 and less than 1")
     if options.seed < 0:
         parser.error("--seed must be at least 0")
+    if options.resume and not (options.out / "checkpoint.pt").exists():
+        parser.error(f"--resume: there is no checkpoint.pt in {options.out}; a first run goes without --resume")
     return options
 
 

@@ -155,6 +155,24 @@ def test_an_exit_in_a_remote_backward_does_not_end_the_root() -> None:
 
 
 @among_three
+def test_arguments_of_backward_that_are_none_say_what_is_meant() -> None:
+    x = leaf(1, 2, 4)
+    with autograd.context() as context_id:
+        loss: Any = rpc.rpc_sync(1, scaled, args=(x,)).sum()
+        wrong: list[tuple[Any, Any, str]] = [
+            ([loss], context_id, "context_id must be the number .*, not list"),
+            (autograd.context(), [loss], "context_id must be the number .*, not context"),
+            (context_id, context_id, r"roots must be a list of tensors, not int; backward\(context_id, \[loss\]\)"),
+            (context_id, [rpc.rpc_async(1, scaled, args=(x,))], r"not Future; wait\(\) gives a Future's tensor"),
+            (context_id, [rpc.remote(1, scaled, args=(x,))], r"not RRef; .* rref\.backward\(context_id\)"),
+        ]
+        for number, roots, text in wrong:
+            with pytest.raises(TypeError, match=text):
+                autograd.backward(number, roots)
+        autograd.backward(context_id, [loss])
+
+
+@among_three
 def test_a_graph_that_was_used_up_says_so() -> None:
     x = leaf(1, 2, 4)
     with autograd.context() as context_id:

@@ -1,5 +1,6 @@
 """The smaller examples of parameter servers and pipelines, as programs."""
 
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import actorrpc as rpc
 from examples.pipeline.roles import CLASSES, make_batch
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,3 +55,13 @@ def test_the_pictures_classes_can_be_told_apart() -> None:
     means = torch.stack([pictures[classes == number].mean(0) for number in range(CLASSES)])
     distances = torch.cdist(means.flatten(1), means.flatten(1)) + 10 * torch.eye(CLASSES)
     assert distances.min() > 1
+
+
+@pytest.mark.parametrize("example", ["batch_ps", "pipeline", "ddp_rpc"])
+def test_an_interrupted_example_ends_with_a_word(example: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(**roles: rpc.Role) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(rpc, "launch", interrupted)
+    with pytest.raises(SystemExit, match="Stopped"):
+        importlib.import_module(f"examples.{example}.__main__").main([])

@@ -144,3 +144,11 @@ def test_options_that_make_no_sense_are_refused(arguments: list[str], capsys: py
     with pytest.raises(SystemExit):
         parse(arguments)
     assert arguments[0] in capsys.readouterr().err
+
+
+def test_a_run_is_resumed_only_where_there_is_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(["--resume", "--out", str(tmp_path)])
+    assert f"there is no checkpoint.pt in {tmp_path}" in capsys.readouterr().err
+    (tmp_path / "checkpoint.pt").touch()
+    assert parse(["--resume", "--out", str(tmp_path)]).resume

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import traceback
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -98,6 +101,47 @@ def test_a_context_that_is_over_or_never_was_is_said() -> None:
     for wrong in (context_id, 12345):
         with pytest.raises(RuntimeError, match=f"autograd context with id: {wrong}"):
             optimizer.step(wrong)
+    with pytest.raises(TypeError, match=r"context_id must be the number .*, not Tensor"):
+        optimizer.step(torch.ones(1))  # type: ignore[arg-type]  # as a loss would be
+
+
+class Log(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+@contextlib.contextmanager
+def logged() -> Iterator[list[str]]:
+    """Gathers what the library says in the block."""
+    handler, log = Log(), logging.getLogger("actorrpc")
+    log.addHandler(handler)
+    try:
+        yield handler.lines
+    finally:
+        log.removeHandler(handler)
+
+
+@inside
+def test_a_step_without_any_gradient_is_told_once() -> None:
+    refs = [place(0, 1, 3), place(1, 0, 3)]
+    with logged() as lines:
+        good = DistributedOptimizer(torch.optim.SGD, refs, lr=0.1)
+        with autograd.context() as context_id:
+            autograd.backward(context_id, [refs[1].to_here().sum()])  # one of the two has a gradient
+            assert good.step(context_id)
+        assert lines == []
+        for _ in range(2):
+            outside = torch.ones(3, requires_grad=True).sum()
+            with autograd.context() as context_id:
+                autograd.backward(context_id, [outside])
+                assert good.step(context_id)
+    (line,) = lines
+    assert f"step({context_id - 1}) changed no parameter" in line
+    assert "inside of `with dist_autograd.context()`" in line
 
 
 @inside
@@ -111,6 +155,7 @@ def test_params_that_are_none_are_refused() -> None:
         ([{"params": []}], ValueError, "is empty"),
         ([{"params": [ref]}, ref], TypeError, r"params_rref\[1\] must be a dict"),
         ([rpc.remote(1, dict)], TypeError, "refers to a dict"),
+        ([rpc.remote(1, list)], TypeError, r"refers to a list: fetch the references in it with to_here\(\)"),
         ([rpc.remote(1, torch.nn.Linear, args=(2, 2))], TypeError, r"Linear: refer to its parameters"),
         ([ref, ref], ValueError, "two of the references refer to one parameter"),
         ([{"params": [ref]}, {"params": [ref]}], ValueError, "two of the references refer to one parameter"),

@@ -54,7 +54,7 @@ def test_a_worker_that_says_hello_again_is_still_one() -> None:
         ),
         (hello(1, size=4), ["world_size=4", "world_size=3", '"w1" (rank 1, host host1, pid 101)']),
         (hello(3), ['"w3" (rank 3', "0 to 2"]),
-        (hello(0, "x", incarnation=9), ["two workers have rank 0", '"w0"', '"x"']),
+        (hello(0, "x", incarnation=9), ["two workers have rank 0", '"w0"', '"x"', "each of two programs"]),
         (hello(1, withdrawn="ValueError: bad name"), ["could not take part", "ValueError: bad name", "rank 1"]),
         (
             hello(1, protocol=PROTOCOL + 1, versions={"actorrpc": "9.9"}),
