@@ -49,7 +49,7 @@ def clip_grad_norm_(
 
     def on_all(what: str, function: Any, *args: Any) -> list[Any]:
         def sent(owner: int, refs: Sequence[RRef[Any]]) -> Any:
-            return lambda: rpc_async(owner, function, args=(context_id, refs, *args))
+            return lambda: rpc_async(owner, function, args=(context_id, refs, *args)).wait
 
         return ask(what, [(part[0][1].owner_name(), sent(o, [r for _, r in part])) for o, part in parts.items()])
 

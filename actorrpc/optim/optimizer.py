@@ -13,17 +13,16 @@ import torch
 from actorrpc import proxies, rref
 from actorrpc.errors import StaleGradientsError
 from actorrpc.optim.local import LocalOptimizer
-from actorrpc.optim.owners import ask, checked, outside_of_contexts
+from actorrpc.optim.owners import Start, ask, checked, outside_of_contexts
 from actorrpc.options import UNSET_RPC_TIMEOUT
 from actorrpc.services.autograd import Autograd
 from actorrpc.session import current
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from actorrpc.optim.local import Changes, Options
     from actorrpc.rref import RRef
-    from actorrpc.runtime.futures import Future
 
 
 log = logging.getLogger("actorrpc")
@@ -47,11 +46,11 @@ class _Owner:
     bodies: list[Options] = field(default_factory=list)
     local: RRef[LocalOptimizer] | None = None
 
-    def call(self, method: str, *args: Any) -> Callable[[], Future[Any]]:
+    def call(self, method: str, *args: Any) -> Start:
         """Returns what calls a method of its LocalOptimizer."""
         assert self.local is not None
         local = self.local
-        return lambda: proxies.call_method(local, "rpc_async", UNSET_RPC_TIMEOUT, method, args, {})
+        return lambda: proxies.start_call(local, UNSET_RPC_TIMEOUT, method, args)
 
 
 class DistributedOptimizer(torch.optim.Optimizer):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import traceback
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,9 +15,7 @@ from actorrpc.rref import RRef
 from actorrpc.runtime.handling import NO_CONTEXT, here
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from actorrpc.runtime.futures import Future
+    from collections.abc import Iterator, Sequence
 
 
 @contextlib.contextmanager
@@ -29,7 +28,11 @@ def outside_of_contexts() -> Iterator[None]:
         here.context = context
 
 
-def ask(what: str, calls: Sequence[tuple[str, Callable[[], Future[Any]]]]) -> list[Any]:
+Start = Callable[[], Callable[[], Any]]
+"""Sends a call, and returns what waits for its result."""
+
+
+def ask(what: str, calls: Sequence[tuple[str, Start]]) -> list[Any]:
     """Calls several owners at the same time, and returns their answers.
 
     Arguments:
@@ -42,10 +45,10 @@ def ask(what: str, calls: Sequence[tuple[str, Callable[[], Future[Any]]]]) -> li
     answers: list[Any] = []
     failed: list[tuple[str, Exception]] = []
     with outside_of_contexts():
-        futures = [(name, _sent(call)) for name, call in calls]
-        for name, future in futures:
+        waits = [(name, _sent(start)) for name, start in calls]
+        for name, wait in waits:
             try:
-                answers.append(future.wait())
+                answers.append(wait())
             except Exception as e:
                 failed.append((name, e))
     if failed:
@@ -55,11 +58,11 @@ def ask(what: str, calls: Sequence[tuple[str, Callable[[], Future[Any]]]]) -> li
     return answers
 
 
-def _sent(call: Callable[[], Future[Any]]) -> Future[Any]:
+def _sent(start: Start) -> Callable[[], Any]:
     try:
-        return call()
+        return start()
     except Exception as e:  # the others are asked all the same
-        return failed_future(e)
+        return failed_future(e).wait
 
 
 def _told(failed: tuple[str, Exception]) -> str:

@@ -179,7 +179,10 @@ class Autograd:
         frames = snapshot(frames)  # gradients become somebody's `.grad`, which hooks and optimizers change in place
 
         def note(call: Call) -> None:
-            worker.crew.submit(Job(Lane.CONTROL, begun.begun_answered, call))
+            if call.failed:
+                worker.crew.submit(Job(Lane.CONTROL, begun.begun_failed, call))
+            else:  # at once: a job would cost two changes of threads
+                begun.one_done(call.peer)
 
         worker.calls.post(
             peer, AUTOGRAD, frames, 0.0, "a backward pass", parcel, note=note, flags=Flag.CONTROL, chain=begun.id,

@@ -122,7 +122,7 @@ class Pass:
                 for leaf, grad in self.grads.items():
                     self.context.grads[leaf] = add(self.context.grads.get(leaf), grad)
             self.grads = {}
-            self._one_done(me)
+            self.one_done(me)
             self._wait(self._all_done)
             self._ended = True
         except BaseException as e:
@@ -208,7 +208,7 @@ class Pass:
         try:
             self._service.send_begin(self, peer, (self._retain, sent, read, number, grads))
         except WorkerLostError:  # it was gone before the pass began: it has no part, unless something hangs on it
-            self._one_done(peer)
+            self.one_done(peer)
             self._give_nothing(peer)
             if any(grad is not None for grad in grads or ()):
                 raise
@@ -219,15 +219,16 @@ class Pass:
             if sent.peer == peer and number not in but:
                 self.give(number, None)
 
-    def begun_answered(self, call: Call) -> None:
-        """Takes the answer of a worker that was begun from here."""
+    def begun_failed(self, call: Call) -> None:
+        """Takes the error of a worker that was begun from here."""
         try:
             self._service.worker.result(call)
         except BaseException as e:
             self.fail(e)
-        self._one_done(call.peer)
+        self.one_done(call.peer)
 
-    def _one_done(self, peer: int) -> None:
+    def one_done(self, peer: int) -> None:
+        """Notes that a worker has done its part, and all that it began."""
         with self._door:
             self._unfinished.discard(peer)
             last = not self._unfinished
