@@ -253,6 +253,8 @@ class Codec:
         path = ""
         try:
             for _ in range(20):
+                if type(obj) in self._table:  # a reducer writes it, and not what it is made of
+                    break
                 for step, part in _parts(obj):
                     tries -= 1
                     try:
