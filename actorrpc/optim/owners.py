@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import traceback
 from typing import TYPE_CHECKING, Any
 
@@ -11,22 +10,12 @@ import torch
 from actorrpc.errors import RemoteTraceback
 from actorrpc.proxies import failed_future
 from actorrpc.rref import RRef
-from actorrpc.runtime.handling import NO_CONTEXT, here
+from actorrpc.runtime.handling import NO_CONTEXT, in_context
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from actorrpc.runtime.futures import Future
-
-
-@contextlib.contextmanager
-def outside_of_contexts() -> Iterator[None]:
-    """Keeps what is sent in the block out of the thread's autograd context."""
-    context, here.context = here.context, NO_CONTEXT
-    try:
-        yield
-    finally:
-        here.context = context
 
 
 def ask(what: str, calls: Sequence[tuple[str, Callable[[], Future[Any]]]]) -> list[Any]:
@@ -41,7 +30,7 @@ def ask(what: str, calls: Sequence[tuple[str, Callable[[], Future[Any]]]]) -> li
     """
     answers: list[Any] = []
     failed: list[tuple[str, Exception]] = []
-    with outside_of_contexts():
+    with in_context(NO_CONTEXT):
         futures = [(name, _sent(call)) for name, call in calls]
         for name, future in futures:
             try:
