@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import operator
 import os
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from actorrpc import actor, reducers, rref
 from actorrpc.backends import BackendType, choose, end, register_backend, start
@@ -35,27 +36,31 @@ from actorrpc.session import (
 from actorrpc.workers import WorkerInfo, info_of, resolve
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from actorrpc.rref import RRef
     from actorrpc.workers import To
 
 
+F = TypeVar("F", bound="Callable[..., Any]")
 _joining = threading.RLock()
 
 
-@contextlib.contextmanager
-def _alone() -> Iterator[None]:
+def _alone(function: F) -> F:
     """Keeps other threads of the process out of `init_rpc`: the one that failed would take the other's session away."""
-    if not _joining.acquire(blocking=False):
-        raise RuntimeError("another thread of this process is in init_rpc already; a process can be one worker only")
-    try:
-        yield
-    finally:
-        _joining.release()
+
+    @functools.wraps(function)
+    def alone(*args: Any, **kwargs: Any) -> Any:
+        if not _joining.acquire(blocking=False):
+            raise RuntimeError("another thread of this process is in init_rpc already; a process is one worker only")
+        with _joining:  # whose end, unlike a `finally`, no Ctrl-C can come before
+            _joining.release()
+            return function(*args, **kwargs)
+
+    return cast("F", alone)
 
 
-@_alone()
+@_alone
 def init_rpc(
     name: str,
     backend: Any = None,
@@ -103,7 +108,7 @@ def init_rpc(
         set_foreign(started)
 
 
-@_alone()
+@_alone
 def join(
     name: str, rank: int, world_size: int | None, options: RpcBackendOptions, role: str = "", index: int = 0
 ) -> Session:
