@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from actorrpc.services.handles import OwnerHandle, UserHandle
 
 _ASKED = frozenset((ASYNC_MARK, "__func__", "__name__", "__qualname__", "__torch_function__", "__wrapped__"))
+"""Attributes that Python, torch and this library look for on anything callable; no proxy has them."""
 
 
 class Proxy:

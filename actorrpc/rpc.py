@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import operator
 import os
-from typing import TYPE_CHECKING, Any
+import threading
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from actorrpc import actor, reducers, rref
 from actorrpc.backends import BackendType, choose, end, register_backend, start
@@ -39,6 +42,25 @@ if TYPE_CHECKING:
     from actorrpc.workers import To
 
 
+F = TypeVar("F", bound="Callable[..., Any]")
+_joining = threading.RLock()
+
+
+def _alone(function: F) -> F:
+    """Keeps other threads of the process out of `init_rpc`: the one that failed would take the other's session away."""
+
+    @functools.wraps(function)
+    def alone(*args: Any, **kwargs: Any) -> Any:
+        if not _joining.acquire(blocking=False):
+            raise RuntimeError("another thread of this process is in init_rpc already; a process is one worker only")
+        with _joining:  # whose end, unlike a `finally`, no Ctrl-C can come before
+            _joining.release()
+            return function(*args, **kwargs)
+
+    return cast("F", alone)
+
+
+@_alone
 def init_rpc(
     name: str,
     backend: Any = None,
@@ -63,7 +85,7 @@ def init_rpc(
         TypeError: backend or options are something else, or do not fit together.
         RendezvousError: the workers did not come together in time (it says who is missing), or do not fit together.
         DeviceMapError: a device map of one of them does not fit.
-        RuntimeError: this process is a worker already.
+        RuntimeError: this process is a worker already, or another thread is about to make it one.
     """
     _check_fresh()
     try:
@@ -86,6 +108,7 @@ def init_rpc(
         set_foreign(started)
 
 
+@_alone
 def join(
     name: str, rank: int, world_size: int | None, options: RpcBackendOptions, role: str = "", index: int = 0
 ) -> Session:
@@ -112,16 +135,24 @@ def _check_fresh() -> None:
 
 
 def _numbers(rank: int, world_size: int | None) -> tuple[int, int]:
+    rank = _whole("rank", rank)
     rank = rank if rank >= 0 else _environment("RANK", "rank")
-    world_size = world_size if world_size is not None else _environment("WORLD_SIZE", "world_size")
+    world_size = _environment("WORLD_SIZE", "world_size") if world_size is None else _whole("world_size", world_size)
     if not 0 <= rank < world_size:
         raise ValueError(f"rank {rank} is outside of a world of {world_size}: ranks are 0 to world_size - 1")
     return rank, world_size
 
 
+def _whole(name: str, value: object) -> int:
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(f"{name} must be a whole number, not {value!r} of type {type(value).__name__}") from None
+
+
 def _tell_the_others(name: object, rank: int, world_size: int | None, options: object, fault: Exception) -> None:
     method = DEFAULT_INIT_METHOD if options is None else getattr(options, "init_method", None)
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, TypeError):
         if isinstance(method, str):
             withdraw(name, *_numbers(rank, world_size), method, fault)
 

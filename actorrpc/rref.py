@@ -32,9 +32,6 @@ T = TypeVar("T")
 _NEVER = float("inf")
 
 
-"""Attributes that Python, torch and this library look for on anything callable; no proxy has them."""
-
-
 class RRef(Generic[T]):
     """A reference to an object on some worker, its *owner*.
 

@@ -68,6 +68,9 @@ class Foreign:
     agent: Any
     kept: Any
 
+    def __str__(self) -> str:
+        return f"{self.backend}, whose agent is {self.agent!r}"
+
 
 class Session:
     """One membership in a world, from `init_rpc` to `shutdown`.

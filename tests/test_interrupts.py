@@ -54,7 +54,7 @@ def verdict(*files: str, exposed: tuple[int, ...] = ()) -> bool:
     return said[0]
 
 
-@pytest.mark.parametrize("room", ["wire", "runtime", "services"])
+@pytest.mark.parametrize("room", ["wire", "runtime", "services", "autograd"])
 def test_an_interrupt_waits_in_the_rooms_below_the_face(room: str) -> None:
     assert verdict(f"{room}/a.py")
     assert verdict("/user/program.py", "rpc.py", f"{room}/a.py")

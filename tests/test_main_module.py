@@ -169,6 +169,32 @@ def test_a_name_that_only_the_callers_run_of_the_script_has_goes_again_by_value(
     assert len(asked) == 1, asked  # known from then on
 
 
+CACHED = """
+import functools
+
+@functools.lru_cache(maxsize=7)
+def cached(x): return SCALE * x
+
+class Lazy:
+    @functools.cache
+    def value(self): return SCALE
+"""
+
+
+def test_functions_with_a_cache_go_to_another_script_by_value(tmp_path: Path) -> None:
+    """Of their own accord they would go by name, also within their classes."""
+
+    def program(rank: int, main: Any) -> None:
+        if rank == 0:
+            cached = main.cached
+            assert rpc.rpc_sync(1, cached, args=(4,)) == 12
+            assert rpc.rpc_sync(1, lambda: cached.cache_parameters()["maxsize"]) == 7
+            assert rpc.rpc_sync(1, main.Lazy().value) == 3
+            assert rpc.rpc_sync(1, main.Lazy.value, args=(main.Lazy(),)) == 3
+
+    run_mains(program, (DEFINITIONS + CACHED, tmp_path / "a.py"), ("x = 1", tmp_path / "b.py"))
+
+
 def test_forks_of_a_process_without_a_file_share_its_main_module() -> None:
     before = identity_of_main()
     kept, sys.modules["__main__"] = sys.modules["__main__"], types.ModuleType("__main__")

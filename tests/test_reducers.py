@@ -133,6 +133,19 @@ def test_a_class_without_a_reducer_is_refused_and_the_error_says_which() -> None
 
 
 @inside
+def test_the_error_of_a_reducer_names_its_class_and_not_what_the_object_is_made_of() -> None:
+    def fails(table: Table) -> Any:
+        raise KeyError("no such table")
+
+    rpc.register_reducer(Table, fails)
+    try:
+        with pytest.raises(rpc.SerializationError, match=r"of type tests.test_reducers.Table at .*no such table"):
+            rpc.rpc_sync(OTHER, type, args=({"key": [Table("x")]},))
+    finally:
+        unregister()
+
+
+@inside
 def test_a_registration_can_be_taken_back() -> None:
     copyreg.pickle(Table, reduce_table)
     try:

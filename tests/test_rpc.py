@@ -640,6 +640,9 @@ def test_bad_names_ranks_and_sizes_are_refused_before_anything_starts() -> None:
         for bad_rank, size in ((1, 1), (5, 2), (0, 0)):
             with pytest.raises(ValueError, match="rank"):
                 rpc.init_rpc("a", rank=bad_rank, world_size=size, rpc_backend_options=options)
+        for wrong in ({"rank": "0", "world_size": 1}, {"rank": None, "world_size": 1}, {"rank": 0, "world_size": 1.0}):
+            with pytest.raises(TypeError, match=r"(rank|world_size) must be a whole number, not"):
+                rpc.init_rpc("a", rpc_backend_options=options, **wrong)
         for number in ("RANK", "WORLD_SIZE"):
             os.environ.pop(number, None)
         with pytest.raises(ValueError, match="RANK"):

@@ -9,6 +9,7 @@ import select
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -421,3 +422,47 @@ def test_workers_may_be_started_in_each_way_that_python_has(method: str, tmp_pat
     )  # fmt: skip
     assert done.stdout == "[0, 0]\n", done.stderr
     assert done.stderr == ""
+
+
+@pytest.mark.slow
+def test_who_joins_is_told_that_rank_0_has_ended_meanwhile(meet: str) -> None:
+    """And not only that others are missing, as rank 0 said while it could."""
+
+    def program(rank: int, meet: str) -> str:
+        if rank == 0:
+            threading.Timer(3.0, os._exit, (1,)).start()
+        options = rpc.RpcBackendOptions(init_method=meet, init_timeout=[60, 10][rank])
+        with pytest.raises(rpc.RendezvousError) as caught:
+            rpc.init_rpc(f"worker{rank}", rank=rank, world_size=3, rpc_backend_options=options)
+        return str(caught.value)
+
+    _, joined = run_processes(program, 2, args=(meet,))
+    assert "rank 0 has not answered for" in joined.value
+    assert "missing rank 2" in joined.value
+
+
+def test_of_two_threads_that_call_init_rpc_at_once_one_makes_the_worker() -> None:
+    def program(rank: int) -> None:
+        alone, errors = threading.Barrier(2), []
+
+        def begin(name: str) -> None:
+            options = rpc.RpcBackendOptions(init_method=f"file://{os.environ['TMPDIR']}/meet", init_timeout=20)
+            alone.wait()
+            try:
+                rpc.init_rpc(name, rank=0, world_size=1, rpc_backend_options=options)
+            except RuntimeError as e:
+                errors.append(str(e))
+
+        threads = [threading.Thread(target=begin, args=(name,)) for name in ("a", "b")]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(errors) == 1
+        assert "another thread" in errors[0] or "already initialized" in errors[0]
+        assert rpc.rpc_sync(0, abs, args=(-1,)) == 1
+        rpc.shutdown()
+
+    (outcome,) = run_processes(program, 1)
+    assert not outcome.traceback, outcome.traceback
+    assert not outcome.problems, outcome.problems

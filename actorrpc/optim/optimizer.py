@@ -13,8 +13,9 @@ import torch
 from actorrpc import proxies, rref
 from actorrpc.errors import StaleGradientsError
 from actorrpc.optim.local import LocalOptimizer
-from actorrpc.optim.owners import Start, ask, checked, outside_of_contexts
+from actorrpc.optim.owners import Start, ask, checked
 from actorrpc.options import UNSET_RPC_TIMEOUT
+from actorrpc.runtime.handling import NO_CONTEXT, in_context
 from actorrpc.services.autograd import Autograd
 from actorrpc.session import current
 
@@ -121,7 +122,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         calls = []
         for to, owner in found.items():
             given = (self._kind, owner.bodies, args, kwargs, self._max_staleness, self._on_stale)
-            with outside_of_contexts():
+            with in_context(NO_CONTEXT):
                 owner.local = rref.make(session, to, LocalOptimizer, given, {}, UNSET_RPC_TIMEOUT)
             owner.bodies = []
             calls.append((owner.name, owner.call("describe")))

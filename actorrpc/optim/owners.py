@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -12,20 +11,10 @@ import torch
 from actorrpc.errors import RemoteTraceback
 from actorrpc.proxies import failed_future
 from actorrpc.rref import RRef
-from actorrpc.runtime.handling import NO_CONTEXT, here
+from actorrpc.runtime.handling import NO_CONTEXT, in_context
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-
-@contextlib.contextmanager
-def outside_of_contexts() -> Iterator[None]:
-    """Keeps what is sent in the block out of the thread's autograd context."""
-    context, here.context = here.context, NO_CONTEXT
-    try:
-        yield
-    finally:
-        here.context = context
+    from collections.abc import Sequence
 
 
 Start = Callable[[], Callable[[], Any]]
@@ -44,7 +33,7 @@ def ask(what: str, calls: Sequence[tuple[str, Start]]) -> list[Any]:
     """
     answers: list[Any] = []
     failed: list[tuple[str, Exception]] = []
-    with outside_of_contexts():
+    with in_context(NO_CONTEXT):
         waits = [(name, _sent(start)) for name, start in calls]
         for name, wait in waits:
             try:

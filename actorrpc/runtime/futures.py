@@ -19,7 +19,7 @@ import torch
 from actorrpc.errors import GroupError, RemoteError, RPCTimeoutError, SerializationError
 from actorrpc.runtime.clock import LockGate
 from actorrpc.runtime.completion import Call, Completion, Waiter, check_seconds, describe
-from actorrpc.runtime.handling import here
+from actorrpc.runtime.handling import here, in_context
 from actorrpc.runtime.lanes import Job, Lane
 from actorrpc.wire.exposed import exposed
 
@@ -276,13 +276,11 @@ class Future(torch.futures.Future, Generic[T]):  # type: ignore[type-arg]
     @exposed
     def _call(self, what: tuple[Callable[[Future[T]], None], int]) -> None:
         callback, context = what
-        outside, here.context = here.context, context
-        try:
-            callback(self)
-        except (Exception, SystemExit):  # a callback's exit is not its thread's, nor the end of the other callbacks
-            log.exception("a callback of a future failed")
-        finally:
-            here.context = outside
+        with in_context(context):
+            try:
+                callback(self)
+            except (Exception, SystemExit):  # a callback's exit is not its thread's, nor the end of the other callbacks
+                log.exception("a callback of a future failed")
 
     def __reduce__(self) -> Any:
         raise SerializationError("a Future cannot be sent, it stays where it is; send its result")

@@ -52,6 +52,28 @@ context that its messages belong to, or NO_CONTEXT.
 """
 
 
+class in_context:
+    """Has what the present thread sends in the block belong to another autograd context, or to none.
+
+    A class, since Ctrl-C may surface in the lines of contextlib: the old context would then come back with some later
+    collection, in whatever the thread does by then.
+
+    Arguments:
+        context: the context's id, or NO_CONTEXT.
+    """
+
+    __slots__ = ("_context", "_outside")
+
+    def __init__(self, context: int = NO_CONTEXT) -> None:
+        self._context = context
+
+    def __enter__(self) -> None:
+        self._outside, here.context = here.context, self._context
+
+    def __exit__(self, *_: object) -> None:
+        here.context = self._outside
+
+
 def current() -> Any:
     """Returns the present thread's `Handling`, or None."""
     return here.handling

@@ -1,8 +1,9 @@
 """Ctrl-C that never tears the kernel.
 
 Python runs signal handlers in the main thread between any two bytecodes, so a KeyboardInterrupt could surface between
-taking leadership and the `try` that gives it back. RULE KI1: it may not surface in a line of `wire`, `runtime` or
-`services`, except in functions marked `wire.exposed`, which block or run user code and hold nothing. The handler here
+taking leadership and the `try` that gives it back. RULE KI1: it may not surface in a line of `wire`, `runtime`,
+`services` or `autograd` (where a thread could be left in a context for ever), except in functions marked
+`wire.exposed`, which block or run user code and hold nothing. The handler here
 looks at the interrupted stack: where the innermost frame of those packages is not exposed, the signal is sent again a
 millisecond later, until it finds the main thread in a place where it may surface. This costs calls nothing.
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from types import FrameType, TracebackType
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_PROTECTED = tuple(os.path.join(_PACKAGE, room) + os.sep for room in ("wire", "runtime", "services"))
+_PROTECTED = tuple(os.path.join(_PACKAGE, room) + os.sep for room in ("wire", "runtime", "services", "autograd"))
 
 
 def must_wait(frame: FrameType | None) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from actorrpc.errors import ActorRPCError, RemoteError
-from actorrpc.runtime.handling import NO_CONTEXT, here
+from actorrpc.runtime.handling import NO_CONTEXT, here, in_context
 from actorrpc.runtime.lanes import Job, Lane
 from actorrpc.runtime.message import Outgoing
 from actorrpc.runtime.worker import snapshot
@@ -58,11 +58,8 @@ class Autograd:
         begun = context.passes[number] = Pass(self, context, number)
         begun.claimed = True
         begun.open(retain_graph)
-        outside, here.context = here.context, NO_CONTEXT  # the pass's own messages, and those of hooks, are no part
-        try:
+        with in_context(NO_CONTEXT):  # the pass's own messages, and those of hooks, are no part
             begun.conduct(roots)
-        finally:
-            here.context = outside
 
     def gradients(self, context_id: int) -> dict[torch.Tensor, torch.Tensor]:
         """Returns what the passes gave to the leaves of this worker."""

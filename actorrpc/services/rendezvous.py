@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import uuid
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,8 @@ _GREET_SECONDS = 0.5
 _REFUSAL_SECONDS = 5.0
 _LAST_WORD_SECONDS = 2.0
 """What a joining worker waits beyond its own limit for rank 0 to say who is missing."""
+_SILENCE_SECONDS = 3.0
+"""After which rank 0, which answers every greeting, is said not to answer any more."""
 
 
 def found(worker: Worker, store: HintStore, hello: Hello, deadline: float) -> None:
@@ -79,6 +82,7 @@ class _Joining:
         self._verdict = Completion()
         self._answer: dict[str, Any] = {}
         self._status = ""
+        self._heard = -math.inf
         self._session = self._where = ""
         self._hello = hello.to_json()
         worker.greeted = self._greeted
@@ -99,8 +103,7 @@ class _Joining:
         worker.greeted = None
         worker.transport.hang_up(_WAY, 0.1)
         if not self._verdict.done:
-            where = f"rank 0 does not answer at {self._where}" if self._where else "rank 0 has published no address"
-            raise RendezvousError(f"{worker} could not join its world: time ran out; {self._status or where}")
+            raise RendezvousError(f"{worker} could not join its world: time ran out; {self._why()}")
         if "refused" in self._answer:
             kind = DeviceMapError if self._answer.get("about_devices") else RendezvousError
             raise kind(f"{worker} could not join its world: {self._answer['refused']}")
@@ -108,6 +111,19 @@ class _Joining:
         worker.services[Placement] = placement(worker.record.name, devices)
         worker.members.admit([Record.from_json(data) for data in self._answer["members"]])
         _watch(worker, [0])
+
+    def _why(self) -> str:
+        if not self._where:
+            return "rank 0 has published no address"
+        silent = self._worker.clock.now() - self._heard - _LAST_WORD_SECONDS
+        if silent < _SILENCE_SECONDS:
+            return self._status
+        if not self._status:
+            return f"rank 0 does not answer at {self._where}"
+        return (
+            f"rank 0 has not answered for {silent:.0f} s at {self._where}: look for its own error first. "
+            f"The last that it said: {self._status}"
+        )
 
     def _dial(self, hint: bytes) -> None:
         try:
@@ -123,7 +139,7 @@ class _Joining:
             answer = json.loads(data)
             if answer.get("session") != self._session:
                 return
-            self._status = answer.get("status", self._status)
+            self._status, self._heard = answer.get("status", self._status), self._worker.clock.now()
         except (ValueError, AttributeError):
             return
         if "members" in answer or "refused" in answer:

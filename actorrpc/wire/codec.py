@@ -8,6 +8,7 @@ those before the frames are sent sends the change.
 from __future__ import annotations
 
 import copyreg
+import functools
 import io
 import pickle
 import threading
@@ -87,7 +88,16 @@ class _CloudPickler(cloudpickle.Pickler):  # type: ignore[misc]
             if isinstance(obj, types.FunctionType):
                 return self._dynamic_function_reduce(obj)
             return cloud._dynamic_class_reduce(obj)
+        if isinstance(obj, functools._lru_cache_wrapper) and not (_is_global(obj) and self._may_go_by_name(obj)):
+            return _cached, (obj.__wrapped__, obj.cache_parameters())  # of its own accord it goes by name, always
         return super().reducer_override(obj)
+
+    def _may_go_by_name(self, obj: Any) -> bool:
+        return not (self._by_value and obj.__module__ in names.MAINS)
+
+
+def _cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
+    return functools.lru_cache(**parameters)(function)
 
 
 def _is_global(obj: Any) -> bool:
@@ -243,6 +253,8 @@ class Codec:
         path = ""
         try:
             for _ in range(20):
+                if type(obj) in self._table:  # a reducer writes it, and not what it is made of
+                    break
                 for step, part in _parts(obj):
                     tries -= 1
                     try:

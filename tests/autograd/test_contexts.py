@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import functools
+import signal
+import sys
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -81,6 +84,34 @@ def test_a_context_ends_with_an_exception_and_the_next_one_begins() -> None:
         autograd.get_gradients(first)
     with autograd.context() as second:
         assert second != first
+
+
+@among_three
+def test_ctrl_c_in_the_lines_of_a_context_leaves_no_thread_in_it() -> None:
+    """Neither as it begins nor as it ends: each later context of the thread would be refused."""
+    for event, code in (("return", autograd.context.__enter__.__code__), ("call", autograd.context.__exit__.__code__)):
+        sent: list[bool] = []
+
+        def interrupt(frame: Any, what: str, _: Any, event: str = event, code: Any = code, sent: Any = sent) -> Any:
+            if frame.f_code is code and what == event and not sent:
+                sent.append(True)
+                signal.raise_signal(signal.SIGINT)
+            return interrupt
+
+        def work(tracer: Any = interrupt) -> None:
+            sys.settrace(tracer)
+            try:
+                with autograd.context():
+                    pass
+                time.sleep(10)
+            finally:
+                sys.settrace(None)
+
+        with pytest.raises(KeyboardInterrupt):
+            work()
+        assert sent
+        assert here.context == NO_CONTEXT
+    until(lambda: not service().contexts.all())
 
 
 def test_a_context_needs_a_world() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copyreg
 import dataclasses
 import enum
+import fnmatch
 import functools
 import operator
 import pickle
@@ -134,6 +135,16 @@ def test_lambdas_closures_local_classes_and_partials_arrive(codec: Codec) -> Non
     assert double(4) == 8
     assert local.scale(2) == 6
     assert minus(1) == 4
+
+
+def test_functions_with_a_cache_arrive_by_name_or_with_a_new_cache(codec: Codec) -> None:
+    assert roundtrip(codec, [fnmatch._compile_pattern, lambda: 0])[0] is fnmatch._compile_pattern  # type: ignore[attr-defined]
+    local = functools.lru_cache(maxsize=5, typed=True)(lambda x: [x])
+    local(1)
+    back = roundtrip(codec, local)
+    assert back.cache_parameters() == {"maxsize": 5, "typed": True}
+    assert back.cache_info().currsize == 0
+    assert back(2) == [2]
 
 
 def test_cloudpickle_uses_the_same_reducers_and_keeps_aliases(codec: Codec) -> None:
