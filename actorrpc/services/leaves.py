@@ -31,7 +31,7 @@ def graph_task() -> int:
 
 def first_nodes(outputs: Iterable[torch.Tensor]) -> set[Any]:
     """Returns the nodes at which a backward pass from some tensors begins."""
-    return {edge.node for edge in map(torch.autograd.graph.get_gradient_edge, outputs)}
+    return {out.grad_fn or torch.autograd.graph.get_gradient_edge(out).node for out in outputs}
 
 
 def leaves_of(firsts: Iterable[Any]) -> list[Any]:
@@ -75,15 +75,17 @@ class _Held:
         self._running = running
         self._given = True
         self._guarded: list[tuple[dict[int, Any], int, Any, Any]] = []
-        self._guard(self.leaf._backward_hooks, lambda grad: grad is not None)
-        self._guard(self.leaf._post_accumulate_grad_hooks, lambda _: self._given)
+        if leaf._backward_hooks:
+            self._guard(leaf._backward_hooks, lambda grad: grad is not None)
+        if leaf._post_accumulate_grad_hooks:
+            self._guard(leaf._post_accumulate_grad_hooks, lambda _: self._given)
         self.hooks = node.register_prehook(self._before), node.register_hook(self._after)
 
-    def _guard(self, hooks: dict[int, Any] | None, wanted: Callable[[Any], bool]) -> None:
-        for key, hook in list((hooks or {}).items()):
+    def _guard(self, hooks: dict[int, Any], wanted: Callable[[Any], bool]) -> None:
+        for key, hook in list(hooks.items()):
             guard = functools.partial(_call_if, wanted, hook)
-            hooks[key] = guard  # type: ignore[index]
-            self._guarded.append((hooks, key, guard, hook))  # type: ignore[arg-type]
+            hooks[key] = guard
+            self._guarded.append((hooks, key, guard, hook))
 
     def _before(self, grads: Any) -> None:
         if not self.lock.acquire(timeout=_LOCK_SECONDS):

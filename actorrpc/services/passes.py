@@ -22,6 +22,7 @@ import torch
 from actorrpc.errors import RPCTimeoutError, WorkerLostError
 from actorrpc.runtime.completion import Completion
 from actorrpc.services.leaves import add, first_nodes, graph_task
+from actorrpc.services.recording import new_token
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from actorrpc.services.contexts import Context
     from actorrpc.services.recording import Received, Sent
 
+_SEED = new_token()
 Grads = list[torch.Tensor | None]
 """The gradients of a message's tensors; None for one that nothing used."""
 
@@ -136,13 +138,16 @@ class Pass:
                 self._error = Aborted("the pass has failed")
 
     def _run_engine(self, roots: Sequence[torch.Tensor]) -> None:
-        leaves, outputs = self._service.leaves, [self._token, *roots]
+        leaves, outputs = self._service.leaves, (self._token, *roots)
         firsts = first_nodes(outputs)
         ties = [node.register_prehook(self._tie) for node in firsts]  # before those on leaves, which may be among them
         kept = leaves.hold(self._base, firsts)
         try:
-            # No gradients are given: all are scalars; and where torch is given some, it imports sympy.
-            torch.autograd.backward(outputs, retain_graph=self._retain)
+            # What torch.autograd.backward does, but for its checks, which are made; given gradients, it imports sympy.
+            seeds = _SEED, *map(torch.ones_like, roots)
+            torch.autograd.graph._engine_run_backward(
+                outputs, seeds, self._retain, False, (), allow_unreachable=True, accumulate_grad=True
+            )
         finally:
             for tie in ties:
                 tie.remove()
