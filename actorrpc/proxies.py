@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from actorrpc.profiling import span
 from actorrpc.runtime.futures import Future
 from actorrpc.runtime.handling import NO_CONTEXT, here
 from actorrpc.services.executor import ASYNC_MARK
@@ -90,15 +91,16 @@ def call_method(
     handle.check()
     worker = handle.service.worker
     body, what = (name, args, kwargs), what or name
-    if verb == "rpc_sync":
-        return worker.wait_result(worker.request(handle.owner, handle.ref, body, timeout, what))
-    if verb == "rpc_async":
-        return Future._of_call(
-            worker, lambda then: worker.request(handle.owner, handle.ref, body, timeout, what, then=then)
-        )
-    if verb == "tell":
-        return worker.tell(handle.owner, handle.ref, body)
-    return ref._wrap(handle.service.create(handle.owner, handle.ref, body, timeout, what))
+    with span(verb, what, worker, handle.owner):
+        if verb == "rpc_sync":
+            return worker.wait_result(worker.request(handle.owner, handle.ref, body, timeout, what))
+        if verb == "rpc_async":
+            return Future._of_call(
+                worker, lambda then: worker.request(handle.owner, handle.ref, body, timeout, what, then=then)
+            )
+        if verb == "tell":
+            return worker.tell(handle.owner, handle.ref, body)
+        return ref._wrap(handle.service.create(handle.owner, handle.ref, body, timeout, what))
 
 
 def start_call(ref: RRef[Any], timeout: float, name: str, args: tuple[Any, ...]) -> Callable[[], Any]:

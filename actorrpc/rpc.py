@@ -18,6 +18,7 @@ from actorrpc.options import (
     TensorPipeRpcBackendOptions,
     own_options,
 )
+from actorrpc.profiling import span
 from actorrpc.runtime.completion import check_seconds
 from actorrpc.runtime.futures import Future
 from actorrpc.runtime.handling import here
@@ -275,7 +276,9 @@ def rpc_sync(
         BaseException: what the function raised, with its remote traceback as the cause.
     """
     worker = current().worker
-    return worker.wait_result(worker.request(resolve(worker, to), EXECUTOR, _body(func, args, kwargs), timeout, func))
+    body, number = _body(func, args, kwargs), resolve(worker, to)
+    with span("rpc_sync", func, worker, number):
+        return worker.wait_result(worker.request(number, EXECUTOR, body, timeout, func))
 
 
 def rpc_async(
@@ -296,7 +299,8 @@ def rpc_async(
     """
     worker, body = current().worker, _body(func, args, kwargs)
     number = resolve(worker, to)
-    return Future._of_call(worker, lambda then: worker.request(number, EXECUTOR, body, timeout, func, then=then))
+    with span("rpc_async", func, worker, number):
+        return Future._of_call(worker, lambda then: worker.request(number, EXECUTOR, body, timeout, func, then=then))
 
 
 def remote(
@@ -322,7 +326,9 @@ def remote(
     """
     session = current()
     func, args, kwargs = _body(func, args, kwargs)
-    return rref.make(session, resolve(session.worker, to), func, args, kwargs, timeout)
+    number = resolve(session.worker, to)
+    with span("remote", func, session.worker, number):
+        return rref.make(session, number, func, args, kwargs, timeout)
 
 
 def _set_rpc_timeout(seconds: float) -> None:

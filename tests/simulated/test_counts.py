@@ -7,6 +7,7 @@ import contextlib
 import functools
 import gc
 import itertools
+import logging
 import operator
 import random
 from collections.abc import Callable, Iterator
@@ -328,6 +329,12 @@ KINDS: dict[str, Callable[[int], object]] = {
     "a worker dies": functools.partial(play, spoil=a_death, stalls=0.02),
     "every message of the counting twice": functools.partial(play, spoil=all_twice, stalls=0.05),
 }
+
+
+@pytest.fixture(autouse=True)
+def no_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error of a failed tell goes to the log, and pytest keeps what is logged, with frames and what they hold."""
+    monkeypatch.setattr(logging.getLogger("actorrpc"), "disabled", True)
 
 
 @pytest.mark.parametrize("kind", KINDS)
