@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import zmq
 
-from benchmarks.pairs import WARM_UP, Figures, Row, median_us, medians, run_pair
+from benchmarks.pairs import WARM_UP, Figures, Row, median_us, medians, run_both, run_pair
 
 CALLS = 2000
 IN_FLIGHT = 5000
@@ -162,9 +162,7 @@ def main(arguments: list[str] | None = None) -> int:
     bare: list[Figures] = []
     for i in range(options.rounds):
         print(f"round {i + 1} of {options.rounds}", file=sys.stderr, flush=True)
-        turns = [(theirs, options.theirs), (ours, options.ours)]
-        for rounds, library in turns if i % 2 == 0 else reversed(turns):
-            rounds.append(run_pair(run_rank, library))
+        run_both(i, run_rank, [(theirs, options.theirs), (ours, options.ours)])
         bare.append(run_pair(run_zmq, "pyzmq"))
 
     a, b, pyzmq = medians(theirs), medians(ours), medians(bare)["pyzmq"]

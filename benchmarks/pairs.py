@@ -91,5 +91,11 @@ def run_pair(run: Callable[[str, int, int], Figures], library: str) -> Figures:
     return figures
 
 
+def run_both(number: int, run: Callable[[str, int, int], Figures], turns: list[tuple[list[Figures], str]]) -> None:
+    """Runs a round of several libraries, in turn or the other way round, and adds their figures to their lists."""
+    for rounds, library in turns if number % 2 == 0 else reversed(turns):
+        rounds.append(run_pair(run, library))
+
+
 def medians(rounds: list[Figures]) -> Figures:
     return {key: statistics.median(figures[key] for figures in rounds) for key in rounds[0]}

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.pairs import Figures, Row, median_us, medians, run_pair
+from benchmarks.pairs import Figures, Row, median_us, medians, run_both
 
 BATCH = 16
 WIDTHS = {16: 400, 1024: 60}
@@ -130,9 +130,7 @@ def main(arguments: list[str] | None = None) -> int:
     ours: list[Figures] = []
     for i in range(options.rounds):
         print(f"round {i + 1} of {options.rounds}", file=sys.stderr, flush=True)
-        turns = [(theirs, "torch.distributed.rpc"), (ours, "actorrpc")]
-        for rounds, library in turns if i % 2 == 0 else reversed(turns):
-            rounds.append(run_pair(run_rank, library))
+        run_both(i, run_rank, [(theirs, "torch.distributed.rpc"), (ours, "actorrpc")])
     a, b = medians(theirs), medians(ours)
     print(f"{'median of the rounds':36}{'unit':>9}{'torch.distributed.rpc':>24}{'actorrpc':>24}{'times ahead':>13}")
     for row in ROWS:

@@ -565,6 +565,11 @@ def inside(body: Callable[[], None]) -> Callable[[World], None]:
     def test(pair: World) -> None:
         pair.on(0, run_body, body.__module__, body.__qualname__)
 
+    return dressed(test, body)
+
+
+def dressed(test: Callable[[World], None], body: Callable[[], None]) -> Callable[[World], None]:
+    """Gives a test the name of its body, by which `run_body` finds that."""
     test.body = body  # type: ignore[attr-defined]
     for name in ("__module__", "__name__", "__qualname__", "__doc__"):
         setattr(test, name, getattr(body, name))

@@ -92,6 +92,14 @@ class Parcel:
         """
         return NO_CONTEXT if self.trace is None else self.trace.context
 
+    @classmethod
+    def opening(cls, worker: Worker, peer: int, context: int) -> Parcel:
+        """Makes the one of a message that is about to be read."""
+        parcel = cls(worker, peer)
+        if context != NO_CONTEXT and worker.tracer is not None:
+            parcel.trace = worker.tracer.receiving(context, peer)
+        return parcel
+
     def opened(self, value: Any) -> Any:
         """Returns what was read, after its tensors were recorded."""
         if self.trace is not None:
@@ -180,9 +188,7 @@ class Message:
         """
         frames, self.frames = self.frames, ()
         payload = [memoryview(frames[0])[HEADER_SIZE:], *frames[1:]]
-        parcel = Parcel(self.worker, self.caller)
-        if self.context != NO_CONTEXT and self.worker.tracer is not None:
-            parcel.trace = self.worker.tracer.receiving(self.context, self.caller)
+        parcel = Parcel.opening(self.worker, self.caller, self.context)
         return parcel.opened(self.worker.codec.loads(payload, parcel))
 
     def reply(self, value: object) -> None:

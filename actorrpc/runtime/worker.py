@@ -178,8 +178,7 @@ class Worker:
             SerializationError, NotAMemberError, WorkerLostError: nothing was sent.
         """
         check_seconds(timeout)
-        context = here.context if torch.is_grad_enabled() else NO_CONTEXT
-        frames, parcel = self.write(body, to, context)
+        frames, parcel = self.write(body, to, _context_here())
         context = parcel.context
         again = None
         if mentions_main(frames) and not self._has_another_main(to):
@@ -196,8 +195,7 @@ class Worker:
             control: see `Flag.CONTROL`.
             idle: it is in no hurry: it may wait a TICK, to leave together with a later one (TR6).
         """
-        context = here.context if not control and torch.is_grad_enabled() else NO_CONTEXT
-        frames, parcel = self.write(body, to, context)
+        frames, parcel = self.write(body, to, NO_CONTEXT if control else _context_here())
         context = parcel.context
         frames = snapshot(frames)
         try:
@@ -366,9 +364,7 @@ class Worker:
 
     def _load(self, frames: Sequence[Frame], peer: int, refs: bool) -> Any:
         payload = [memoryview(frames[0])[HEADER_SIZE:], *frames[1:]]
-        parcel = Parcel(self, peer)
-        if self.tracer is not None and (context := context_of(frames[0])) != NO_CONTEXT:
-            parcel.trace = self.tracer.receiving(context, peer)
+        parcel = Parcel.opening(self, peer, context_of(frames[0]))
         try:
             if torch.is_inference_mode_enabled():
                 with torch.inference_mode(False):
@@ -427,6 +423,12 @@ class Worker:
             "dialled": sum(p.dialled for p in self.peers.values()),
             **self.crew.statistics(),
         }
+
+
+def _context_here() -> int:
+    """Returns the autograd context that what the present thread sends belongs to."""
+    context = here.context
+    return context if context == NO_CONTEXT or torch.is_grad_enabled() else NO_CONTEXT
 
 
 def snapshot(frames: Sequence[Frame]) -> Sequence[Frame]:

@@ -12,7 +12,7 @@ from torch import Tensor
 import actorrpc as rpc
 from actorrpc import autograd, session
 from actorrpc.services.autograd import Autograd
-from tests.worlds import World, run_body, until
+from tests.worlds import World, dressed, run_body, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,10 +24,19 @@ def among_three(body: Callable[[], None]) -> Callable[[World], None]:
     def test(trio: World) -> None:
         trio.on(0, run_body, body.__module__, body.__qualname__)
 
-    test.body = body  # type: ignore[attr-defined]
-    for name in ("__module__", "__name__", "__qualname__", "__doc__"):
-        setattr(test, name, getattr(body, name))
-    return test
+    return dressed(test, body)
+
+
+class Fails(torch.autograd.Function):
+    """Its backward raises."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        raise ZeroDivisionError("in backward")
 
 
 def service() -> Autograd:

@@ -63,7 +63,8 @@ def local(rank: int, step: int) -> tuple[list[Tensor], Tensor]:
 
 def join_trainers(rank: int, port: int) -> None:
     store = dist.TCPStore(  # type: ignore[attr-defined]
-        "127.0.0.1", port, TRAINERS, is_master=rank == 0)
+        "127.0.0.1", port, TRAINERS, is_master=rank == 0
+    )
     dist.init_process_group("gloo", store=store, rank=rank, world_size=TRAINERS)
 
 

@@ -15,6 +15,7 @@ import actorrpc as rpc
 from actorrpc import autograd
 from actorrpc.runtime.handling import here
 from tests.autograd.common import (
+    Fails,
     among_three,
     everywhere,
     gradient_at,
@@ -186,18 +187,8 @@ def weight_grad() -> Tensor | None:
     return weight().grad
 
 
-class Refuses(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *_: Any) -> Any:
-        raise ZeroDivisionError("in backward")
-
-
 def refuse(x: Tensor) -> Tensor:
-    y: Tensor = Refuses.apply(scaled(x))  # type: ignore[no-untyped-call]
+    y: Tensor = Fails.apply(scaled(x))  # type: ignore[no-untyped-call]
     return y
 
 

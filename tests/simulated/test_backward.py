@@ -15,6 +15,7 @@ from actorrpc import autograd
 from actorrpc.errors import WorkerLostError
 from actorrpc.services.autograd import Autograd
 from actorrpc.testing import SimWorld
+from tests.autograd.common import Fails
 
 SIZE = 3
 _leaves: dict[int, list[Tensor]] = {}
@@ -27,16 +28,6 @@ def leaves_of(me: int) -> list[Tensor]:
 
 def me() -> int:
     return rpc.get_worker_info().id
-
-
-class Fails(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *_: Any) -> Any:
-        raise ZeroDivisionError("in backward")
 
 
 def visit(plan: int, depth: int, x: Tensor, bad: bool) -> list[Tensor]:
