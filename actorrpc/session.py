@@ -78,10 +78,14 @@ class Session:
     Arguments:
         worker: the worker, not yet started.
         store: the rendezvous store, kept open while others may still read it; None in a simulated world.
+        options: what the worker was made with.
     """
 
-    def __init__(self, worker: Worker, store: HintStore | None = None) -> None:
+    def __init__(
+        self, worker: Worker, store: HintStore | None = None, options: RpcBackendOptions | None = None
+    ) -> None:
         self.worker, self._store = worker, store
+        self.options = RpcBackendOptions() if options is None else options
         executor.install(worker)
         self.objects = Objects(worker)
         Autograd(worker)
@@ -295,7 +299,7 @@ def _made(name: str, rank: int, options: RpcBackendOptions, role: str, index: in
     except BaseException:
         store.close()
         raise
-    session = Session(worker, store)
+    session = Session(worker, store, options)
     if options.report_leaks:
         session.objects.leaks = Leaks(session.objects)
     return session

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from actorrpc.services.passes import Pass
     from actorrpc.services.recording import Received, Sent
 
-_BITS = 44
+_BITS = 48
 _COUNTERS = (1 << _BITS) - 1
 
 
@@ -112,6 +112,11 @@ class Ended(NamedTuple):
     peers: set[int]
     lowest: int
     passes: list[Pass]
+
+
+def largest_of(creator: int) -> int:
+    """Returns the largest id that a context of a worker can have."""
+    return creator << _BITS | _COUNTERS
 
 
 def creator_of(number: int) -> int:

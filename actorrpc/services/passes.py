@@ -88,6 +88,11 @@ class Pass:
         """The worker id of where it started."""
         return self.id >> 40
 
+    @property
+    def runs(self) -> bool:
+        """Whether it has begun here and not ended."""
+        return self._opened and not self._ended and self._error is None
+
     def open(self, retain: bool) -> None:
         """Takes hold of what was recorded until now. May be called twice."""
         context = self.context

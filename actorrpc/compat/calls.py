@@ -1,0 +1,66 @@
+"""Calls as torch's private names see them: futures collected by `_wait_all`, and the pickler that can be changed."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from actorrpc import rpc
+from actorrpc.options import UNSET_RPC_TIMEOUT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from actorrpc.runtime.futures import Future
+    from actorrpc.workers import To
+
+_thread_local_var = threading.local()
+"""Its `future_list` is there within `_wait_all`: the futures that this thread's calls have returned."""
+
+
+@functools.wraps(rpc.rpc_async)
+def rpc_async(
+    to: To,
+    func: Callable[..., Any],
+    args: tuple[Any, ...] | list[Any] | None = None,
+    kwargs: dict[str, Any] | None = None,
+    timeout: float = UNSET_RPC_TIMEOUT,
+) -> Future[Any]:
+    future = rpc.rpc_async(to, func, args, kwargs, timeout)
+    collected = getattr(_thread_local_var, "future_list", None)
+    if collected is not None:
+        collected.append(future)
+    return future
+
+
+@contextlib.contextmanager
+def _wait_all() -> Iterator[None]:
+    """Waits, at the end of the block, for all that `rpc_async` has begun in it on this thread.
+
+    Raises what the first of them that failed has come to.
+    """
+    _thread_local_var.future_list = []
+    try:
+        yield
+    finally:
+        collected = _thread_local_var.future_list
+        del _thread_local_var.future_list
+        torch.futures.wait_all(collected)
+
+
+@contextlib.contextmanager
+def _use_rpc_pickler(rpc_pickler: Any) -> Iterator[None]:
+    """Torch's name for a pickler of one's own. All that is sent here is written by one codec: the object is kept where
+    torch keeps it, in `api._default_pickler`, and not asked. `register_reducer` has a class written in one's own way.
+    """
+    from torch.distributed.rpc import api
+
+    before, api._default_pickler = api._default_pickler, rpc_pickler
+    try:
+        yield
+    finally:
+        api._default_pickler = before

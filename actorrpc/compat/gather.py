@@ -1,0 +1,166 @@
+"""All workers, or some, exchange one object each: torch's `_all_gather`, and the barriers made of it.
+
+The one whose name comes first leads: the others give it what they have, and it sends the whole to each. Every worker
+counts its exchanges with the same members, so that those that follow each other are kept apart.
+"""
+
+from __future__ import annotations
+
+import collections
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from actorrpc.errors import RPCTimeoutError
+from actorrpc.options import UNSET_RPC_TIMEOUT
+from actorrpc.rpc import get_rpc_timeout, get_worker_info, rpc_async, rpc_sync
+from actorrpc.runtime.peers import Standing
+from actorrpc.session import current
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from actorrpc.session import Session
+
+log = logging.getLogger("actorrpc")
+_LOOK_SECONDS = 0.5
+"""How often whoever waits for others looks whether they are still there."""
+
+Key = tuple[tuple[str, ...], int]
+"""The members' names, sorted, and which of their exchanges it is."""
+
+
+class _Exchange:
+    """One exchange, as one worker knows it. The leader collects in it; to others, the whole comes."""
+
+    def __init__(self) -> None:
+        self.given: dict[str, Any] = {}
+        self.whole = threading.Event()
+
+
+class _Exchanges:
+    """Those of one membership."""
+
+    def __init__(self) -> None:
+        self.door = threading.Lock()
+        self.numbers: collections.Counter[tuple[str, ...]] = collections.Counter()
+        self.open: dict[Key, _Exchange] = collections.defaultdict(_Exchange)
+
+
+_door = threading.Lock()
+
+
+def _exchanges(session: Session) -> _Exchanges:
+    with _door:
+        found: _Exchanges = session.worker.services.setdefault(_Exchanges, _Exchanges())
+        return found
+
+
+def _give(key: Key, name: str, value: Any) -> None:
+    """At the leader: takes what a member gives."""
+    exchanges = _exchanges(current())
+    with exchanges.door:
+        exchange = exchanges.open[key]
+        if name in exchange.given:
+            raise RuntimeError(f"{name!r} took part twice in exchange {key[1]} of {', '.join(key[0])}")
+        exchange.given[name] = value
+        if len(exchange.given) == len(key[0]):
+            exchange.whole.set()
+
+
+def _take(key: Key, given: dict[str, Any]) -> None:
+    """At the others: takes the whole."""
+    exchanges = _exchanges(current())
+    with exchanges.door:
+        exchange = exchanges.open[key]
+    exchange.given = given
+    exchange.whole.set()
+
+
+def _all_gather(
+    obj: Any, worker_names: Iterable[str] | None = None, timeout: float = UNSET_RPC_TIMEOUT
+) -> dict[str, Any]:
+    """Exchanges an object with other workers, each of which calls this as well.
+
+    Arguments:
+        obj: what this worker gives.
+        worker_names: who takes part; default: all workers of the world.
+        timeout: seconds that others are waited for, and that the messages may take; 0 for ever. By default the messages
+            may take `get_rpc_timeout()`, and others are waited for until they come or are lost.
+
+    Returns what each has given, by the workers' names.
+
+    Raises:
+        RPCTimeoutError: a call or the others took too long; at the leader, it says for whom.
+        WorkerLostError: one of the others was lost.
+        NotAMemberError: this process is in no world, or a name is not known.
+    """
+    session, own = current(), get_worker_info().name
+    names = tuple(sorted(set(worker_names or session.worker.names)))
+    exchanges, seconds = _exchanges(session), get_rpc_timeout() if timeout < 0 else timeout
+    with exchanges.door:
+        key = names, exchanges.numbers[names]
+        exchanges.numbers[names] += 1
+    try:
+        if own == names[0]:
+            _give(key, own, obj)
+            _wait(session, key, names, timeout)
+            given = exchanges.open[key].given
+            _send_whole(key, given, names[1:], seconds)
+        else:
+            rpc_sync(names[0], _give, args=(key, own, obj), timeout=seconds)
+            _wait(session, key, names[:1], timeout)
+            given = exchanges.open[key].given
+    finally:
+        with exchanges.door:
+            exchanges.open.pop(key, None)
+    return given
+
+
+def _send_whole(key: Key, given: dict[str, Any], names: tuple[str, ...], seconds: float) -> None:
+    futures = {name: rpc_async(name, _take, args=(key, given), timeout=seconds) for name in names}
+    failed: dict[str, Exception] = {}
+    for name, future in futures.items():
+        try:
+            future.wait()
+        except RuntimeError as e:
+            failed[name] = e
+    if failed:
+        first = next(iter(failed.values()))
+        raise RPCTimeoutError(
+            f"Followers {list(failed)} timed out in _all_gather after {seconds:.2f} seconds. The first of their errors "
+            f"is: {first}"
+        ) from first
+
+
+def _wait(session: Session, key: Key, names: tuple[str, ...], timeout: float) -> None:
+    """Waits for an exchange to be whole, and for no longer than those that it needs are there."""
+    exchanges, worker = _exchanges(session), session.worker
+    end = time.monotonic() + timeout if timeout > 0 else float("inf")
+    with exchanges.door:
+        exchange = exchanges.open[key]
+    while not exchange.whole.wait(max(0.0, min(_LOOK_SECONDS, end - time.monotonic()))):
+        missing = [name for name in names if name not in exchange.given]
+        if time.monotonic() >= end:
+            raise RPCTimeoutError(
+                f"{', '.join(missing)} timed out in _all_gather after {timeout:.2f} seconds: {worker} waited for them"
+            )
+        for name in missing:
+            peer = worker.peers[worker.names[name]] if name in worker.names else None
+            if peer is None or peer.standing is not Standing.MEMBER:
+                why = "it was to take part in _all_gather"
+                raise worker.members.lost_error(peer, why) if peer is not None else RuntimeError(f"{name!r}: {why}")
+
+
+def _barrier(worker_names: Iterable[str]) -> None:
+    """Waits until all workers of these names have called it; what goes wrong meanwhile is only logged, as in torch."""
+    try:
+        _all_gather(None, worker_names)
+    except RuntimeError:
+        log.exception("%s: the barrier failed", current().worker)
+
+
+def _wait_all_workers(timeout: float = 0) -> None:
+    """Waits until all workers have called it. `timeout`, and what it raises: see `_all_gather`."""
+    _all_gather(None, timeout=timeout)
