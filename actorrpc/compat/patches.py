@@ -18,7 +18,7 @@ import torch.distributed.optim.optimizer
 import torch.distributed.rpc
 
 from actorrpc import autograd, backends, functions, nn, optim, options, rpc, rref, workers
-from actorrpc.compat import agent, calls, children, contexts, gather, scripted, statistics
+from actorrpc.compat import agent, calls, children, contexts, failures, gather, scripted, statistics
 
 _installed = False
 
@@ -30,7 +30,7 @@ _AUTOGRAD: dict[str, Any] = {
     )
 } | {
     "_get_debug_info": statistics._autograd_get_debug_info,
-    "backward": autograd.backward,
+    "backward": contexts.backward,
     "context": autograd.context,
     "get_gradients": autograd.get_gradients,
 }  # fmt: skip
@@ -122,6 +122,9 @@ def install() -> None:
                 old, new = replaced.get(id(value), (None, None))
                 if value is old and old is not None:
                     setattr(module, name, new)
+    # Torch's own pickler asks for it, which programs may call.
+    setattr(rref.RRef, "_serialize", rref.RRef.__reduce__)  # noqa: B010
     scripted.install()
+    failures.show()
     children.install()
     _installed = True
