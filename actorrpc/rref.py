@@ -287,7 +287,7 @@ class RRef(Generic[T]):
     def _check_open(self, what: str) -> None:
         worker = self._worker
         if not (worker.open or self.is_owner()):
-            raise NotAMemberError(f"Cannot call {what}. {self!r}: {worker.closed_because}")
+            raise NotAMemberError(f"Cannot call {what}. {self!r} on {worker}: {worker.closed_because}")
 
     def __copy__(self) -> Any:
         return self.__reduce__()

@@ -248,17 +248,21 @@ class Objects:
         return [entry.value for entry in entries if entry.mailbox is not None]
 
     def statistics(self) -> dict[str, int]:
-        """Returns counts: objects that others hold, and those that are not made yet; forks of them; forks held here,
-        and those not confirmed; open children.
-        """
+        """Returns counts: objects that others hold, forks held here, open children."""
         with self.door:
             return {
                 "owned": len(self._owned),
-                "unmade": sum(not e.ready.done for e in self._owned.values()),
                 "forks": sum(len(e.forks.holders) for e in self._owned.values()),
                 "held": len(self._users.forks),
-                "unconfirmed": sum(not fork.confirmed for fork in self._users.forks.values()),
                 "children": len(self._users.parents),
+            }
+
+    def pending(self) -> dict[str, int]:
+        """Returns counts of what is under way: objects that are not made yet, forks held here that are not confirmed."""
+        with self.door:
+            return {
+                "unmade": sum(not e.ready.done for e in self._owned.values()),
+                "unconfirmed": sum(not fork.confirmed for fork in self._users.forks.values()),
             }
 
     # -- messages
