@@ -258,7 +258,7 @@ class Objects:
             }
 
     def pending(self) -> dict[str, int]:
-        """Returns counts of what is under way: objects that are not made yet, forks held here that are not confirmed."""
+        """Returns counts of what is under way: objects that are not made yet, forks that are not confirmed."""
         with self.door:
             return {
                 "unmade": sum(not e.ready.done for e in self._owned.values()),
