@@ -134,8 +134,8 @@ class RRef(Generic[T]):
         handle = self._handle
         if isinstance(handle, OwnerHandle):
             return self._own_value(handle, "to_here", timeout)
-        self._check_open("to_here() on it after deletion")
         handle.check()
+        self._check_open("to_here() on it after deletion")
         worker = handle.service.worker
         value: T = worker.wait_result(worker.request(handle.owner, handle.ref, (None, (), {}), timeout, "to_here"))
         return value
