@@ -39,7 +39,7 @@ def forward(self, {shown}) -> R:
     return actorrpc_run(self.token, {names})
 
 def forward_async(self, {shown}) -> Future[R]:
-    return fork(actorrpc_end, actorrpc_begin(self.token, {names}))
+    return actorrpc_fork(actorrpc_end, actorrpc_begin(self.token, {names}))
 """
 
 
@@ -92,7 +92,7 @@ def _class_of(interface: Any) -> Any:
     parameters = list(signature_of(interface).parameters.values())
     types = typing.get_type_hints(interface.forward)
     names: dict[str, Any] = {
-        "Tensor": Tensor, "Future": torch.jit.Future, "fork": torch.jit.fork, "R": types.get("return", Tensor),
+        "Tensor": Tensor, "Future": torch.jit.Future, "actorrpc_fork": torch.jit.fork, "R": types.get("return", Tensor),
         "run": _run, "begin": _begin, "end": _end,
     }  # fmt: skip
     plain, shown, given, passed = [], [], [], []
