@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from actorrpc import autograd
+from actorrpc.rref import RRef
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,23 +46,35 @@ def install() -> None:
 
     @functools.wraps(compile_it)
     def script(obj: Any, *args: Any, **kwargs: Any) -> Any:
+        outermost = _compiling.depth == 0
         _compiling.depth += 1
         try:
             compiled = compile_it(obj, *args, **kwargs)
+        except Exception:
+            if outermost and _holds_references(obj):
+                return obj
+            raise
         finally:
             _compiling.depth -= 1
-        return obj if _compiling.depth == 0 and compiled is not obj and _needs_the_agent(compiled) else compiled
+        return obj if outermost and compiled is not obj and _needs_the_agent(compiled) else compiled
 
     torch.jit.script = script
+
+
+def _holds_references(obj: Any) -> bool:
+    """Whether an object is a module with references among its attributes, of which TorchScript knows no type."""
+    if not isinstance(obj, torch.nn.Module):
+        return False
+    return any(isinstance(value, RRef) for module in obj.modules() for value in vars(module).values())
 
 
 def _needs_the_agent(compiled: Any) -> bool:
     if isinstance(compiled, torch.jit.ScriptFunction):
         return _has_calls(compiled.inlined_graph)
-    if isinstance(compiled, torch.jit.ScriptModule):
-        module = compiled._c
-        return any(_has_calls(module._get_method(name).inlined_graph) for name in module._method_names())
-    return False
+    if not isinstance(compiled, torch.jit.ScriptModule):
+        return False
+    parts = [module._c for module in compiled.modules() if isinstance(module, torch.jit.ScriptModule)]
+    return any(_has_calls(part._get_method(name).inlined_graph) for part in parts for name in part._method_names())
 
 
 def _has_calls(graph: Any) -> bool:

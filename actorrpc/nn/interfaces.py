@@ -111,7 +111,7 @@ def _class_of(interface: Any) -> Any:
     source = _SOURCE.format(
         parameters=", ".join(plain), arguments=", ".join(given), shown=", ".join(shown), names=", ".join(passed)
     )
-    file = f"<RemoteModule of {interface.__module__}.{interface.__qualname__}>"
+    file = f"<RemoteModule of {interface.__module__}.{interface.__qualname__} at {id(interface):#x}>"
     linecache.cache[file] = len(source), None, source.splitlines(keepends=True), file  # TorchScript reads it there
     names["__name__"] = __name__
     exec(compile(source, file, "exec", dont_inherit=True), names)  # annotations are to be types, not text

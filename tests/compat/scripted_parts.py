@@ -107,3 +107,21 @@ class Model(nn.Module):
 
     def forward(self, to: str, x: Tensor) -> Tensor:
         return self.calls(to, x) * self.scale
+
+
+class Reads(nn.Module):
+    def __init__(self, ref: RRef[Tensor]) -> None:
+        super().__init__()
+        self.ref = ref
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.ref.to_here() + x
+
+
+class CallsOnTheSide(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 1
+
+    @torch.jit.export
+    def other(self, to: str, x: Tensor) -> Tensor:
+        return plain(to, x)

@@ -93,6 +93,17 @@ def check_a_compiled_module_that_makes_calls_is_the_module() -> None:
     model = torch.jit.script(parts.Model())
     assert model(OTHER, ONES).tolist() == [6, 6]
     assert rpc.rpc_sync(OTHER, model, args=(THIRD, ONES)).tolist() == [6, 6]
+    reads = torch.jit.script(parts.Reads(rpc.remote(OTHER, torch.add, args=(ONES, 1))))
+    assert reads(ONES).tolist() == [3, 3]
+    inner = torch.jit.script(nn.Sequential(parts.CallsOnTheSide()))[0]
+    assert inner.other(OTHER, inner(ONES)).tolist() == [4, 4]
+    with pytest.raises(RuntimeError, match="undefined value"):
+        torch.jit.script(Wrong())
+
+
+class Wrong(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return undefined_name(x)  # noqa: F821
 
 
 def check_the_error_of_a_compiled_function_is_a_runtime_error() -> None:
@@ -182,19 +193,24 @@ def owned() -> int:
     return int(rpc._rref_context_get_debug_info()["num_owner_rrefs"])
 
 
+def wait_for_owned(number: int) -> None:
+    end = time.monotonic() + 20
+    while rpc.rpc_sync(OTHER, owned) != number:
+        assert time.monotonic() < end
+
+
 def check_a_remote_module_ends_with_the_last_that_refers_to_it() -> None:
-    gc.collect()
+    for to in (HERE, OTHER, THIRD):
+        rpc.rpc_sync(to, gc.collect)
+    wait_for_owned(0)
     gc.disable()
     try:
-        before = rpc.rpc_sync(OTHER, owned)
         remote = RemoteModule(OTHER, Times)
         scripted = torch.jit.script(_RemoteModule(OTHER, Times, _module_interface_cls=Interface))
         assert runs(scripted, remote(ONES)).tolist() == [6, 6]
-        assert rpc.rpc_sync(OTHER, owned) == before + 2
+        assert rpc.rpc_sync(OTHER, owned) == 2
         del remote, scripted
-        end = time.monotonic() + 20
-        while rpc.rpc_sync(OTHER, owned) > before:
-            assert time.monotonic() < end
+        wait_for_owned(0)
     finally:
         gc.enable()
 
