@@ -95,8 +95,8 @@ def check_a_compiled_module_that_makes_calls_is_the_module() -> None:
     assert rpc.rpc_sync(OTHER, model, args=(THIRD, ONES)).tolist() == [6, 6]
     reads = torch.jit.script(parts.Reads(rpc.remote(OTHER, torch.add, args=(ONES, 1))))
     assert reads(ONES).tolist() == [3, 3]
-    inner = torch.jit.script(nn.Sequential(parts.CallsOnTheSide()))[0]
-    assert inner.other(OTHER, inner(ONES)).tolist() == [4, 4]
+    holds = torch.jit.script(parts.Holds())
+    assert holds.part.other(OTHER, holds(ONES)).tolist() == [4, 4]
     with pytest.raises(RuntimeError, match="undefined value"):
         torch.jit.script(Wrong())
 
