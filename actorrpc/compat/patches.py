@@ -19,7 +19,18 @@ import torch.distributed.rpc
 import torch.futures
 
 from actorrpc import autograd, backends, functions, optim, options, rpc, rref, workers
-from actorrpc.compat import agent, calls, children, contexts, futures, gather, remote_module, scripted, statistics
+from actorrpc.compat import (
+    agent,
+    calls,
+    children,
+    contexts,
+    failures,
+    futures,
+    gather,
+    remote_module,
+    scripted,
+    statistics,
+)
 
 _installed = False
 
@@ -31,7 +42,7 @@ _AUTOGRAD: dict[str, Any] = {
     )
 } | {
     "_get_debug_info": statistics._autograd_get_debug_info,
-    "backward": autograd.backward,
+    "backward": contexts.backward,
     "context": autograd.context,
     "get_gradients": autograd.get_gradients,
 }  # fmt: skip
@@ -126,6 +137,9 @@ def install() -> None:
                 old, new = replaced.get(id(value), (None, None))
                 if value is old and old is not None:
                     setattr(module, name, new)
+    # Torch's own pickler asks for it, which programs may call.
+    setattr(rref.RRef, "_serialize", rref.RRef.__reduce__)  # noqa: B010
     scripted.install()
+    failures.show()
     children.install()
     _installed = True
