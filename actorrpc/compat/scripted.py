@@ -15,15 +15,15 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed.autograd
 
-from actorrpc import autograd
 from actorrpc.rref import RRef
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_FUNCTIONS = {"aten::get_gradients": autograd.get_gradients, "aten::dist_backward": autograd.backward}
-"""The operators that TorchScript knows by the function that it finds in the source."""
+_FUNCTIONS = {"aten::get_gradients": "get_gradients", "aten::dist_backward": "backward"}
+"""The operators that TorchScript knows by functions of `torch.distributed.autograd`, and the names of these."""
 _OPERATORS = {"prim::rpc_async", "prim::rpc_sync", "prim::rpc_remote", *_FUNCTIONS}
 _REFERENCE = re.compile(r"\bRRef\[")
 """In the name of a type: a reference, or something made of references."""
@@ -39,10 +39,12 @@ _compiling = _Compiling()
 
 
 def install() -> None:
-    """Has `torch.jit.script` give back the Python of what only torch's agent could run."""
+    """Has `torch.jit.script` give back the Python of what only torch's agent could run. To be called when torch's
+    modules have been patched.
+    """
     compile_it = torch.jit.script
-    for operator, function in _FUNCTIONS.items():
-        torch.jit._builtins._register_builtin(function, operator)
+    for operator, name in _FUNCTIONS.items():
+        torch.jit._builtins._register_builtin(getattr(torch.distributed.autograd, name), operator)
 
     @functools.wraps(compile_it)
     def script(obj: Any, *args: Any, **kwargs: Any) -> Any:
