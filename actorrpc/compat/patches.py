@@ -16,9 +16,21 @@ import torch.distributed.autograd
 import torch.distributed.nn.api.remote_module
 import torch.distributed.optim.optimizer
 import torch.distributed.rpc
+import torch.futures
 
-from actorrpc import autograd, backends, functions, nn, optim, options, rpc, rref, workers
-from actorrpc.compat import agent, calls, children, contexts, failures, gather, scripted, statistics
+from actorrpc import autograd, backends, functions, optim, options, rpc, rref, workers
+from actorrpc.compat import (
+    agent,
+    calls,
+    children,
+    contexts,
+    failures,
+    futures,
+    gather,
+    remote_module,
+    scripted,
+    statistics,
+)
 
 _installed = False
 
@@ -83,7 +95,10 @@ _TABLE: dict[str, dict[str, Any]] = {
     "torch.distributed.rpc.functions": {"async_execution": functions.async_execution},
     "torch.distributed.rpc.options": {"TensorPipeRpcBackendOptions": options.TensorPipeRpcBackendOptions},
     "torch.distributed.optim.optimizer": {"DistributedOptimizer": optim.DistributedOptimizer},
-    "torch.distributed.nn.api.remote_module": {"RemoteModule": nn.RemoteModule},
+    "torch.distributed.nn.api.remote_module": {
+        name: getattr(remote_module, name) for name in ("RemoteModule", "_RemoteModule")
+    },
+    "torch.futures": {name: getattr(futures, name) for name in ("collect_all", "wait_all")},
 }
 """By module and name: what stands there afterwards. Other modules of torch that have the same object get it, too."""
 

@@ -14,6 +14,8 @@ from dataclasses import astuple, dataclass
 from dataclasses import fields as fields_of
 from typing import Any, Final, TypeAlias
 
+import torch
+
 from actorrpc.errors import DeserializationError, RemoteError, RemoteTraceback
 from actorrpc.wire.codec import Codec, Frame
 
@@ -30,6 +32,12 @@ _DEPTH: Final = 8  # of exception groups within groups; deeper ones become Remot
 _GROUPS: Any = getattr(builtins, "BaseExceptionGroup", ())  # Python 3.10 has none
 
 _Blob: TypeAlias = list[bytes] | None
+
+
+class ScriptError(torch.jit.Error, RuntimeError):
+    """What a scripted function raised elsewhere. Such an error is no RuntimeError where it is raised; torch's RPC makes
+    one of it, and programs catch either.
+    """
 
 
 @dataclass(frozen=True)
@@ -124,12 +132,22 @@ class _Writer:
         return self._codec.dumps(obj, by_value=self._by_value)
 
 
+def as_elsewhere(exc: BaseException) -> BaseException:
+    """Returns what an exception of this process is to those who made the call: itself, or a `ScriptError`."""
+    if type(exc) is not torch.jit.Error:
+        return exc
+    made = ScriptError(*exc.args).with_traceback(exc.__traceback__)
+    made.__cause__, made.__context__ = exc.__cause__, exc.__context__
+    return made
+
+
 def cause_here(exc: BaseException, where: str) -> RemoteTraceback:
     """Makes the cause that an exception of this process would have elsewhere, for one kept without its frames."""
     return RemoteTraceback(f"On {where}:\n{_rendered(exc)}")
 
 
 def _failure(exc: BaseException, where: Where, codec: _Writer, depth: int) -> Failure:
+    exc = as_elsewhere(exc)
     kind = type(exc)
     failure = Failure(_name(kind), _text(exc), _rendered(exc), _place(where))
     whole = _written(exc, codec)
