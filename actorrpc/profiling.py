@@ -15,9 +15,12 @@ from torch.profiler import record_function
 from actorrpc.runtime.completion import describe
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from actorrpc.runtime.worker import Worker
 
-_enabled: Any = torch._C._autograd._profiler_enabled
+is_wanted: Callable[[], bool] = torch._C._autograd._profiler_enabled
+"""Whether spans are made on the present thread. The stand-in asks in another way."""
 _find_builtin: Any = torch.jit._builtins._find_builtin
 _NOTHING = nullcontext()
 
@@ -31,9 +34,20 @@ def span(verb: str, what: object, worker: Worker, to: int) -> AbstractContextMan
         worker: the caller.
         to: the callee's worker id.
     """
-    if not _enabled():
+    if not is_wanted():
         return _NOTHING
-    name = _find_builtin(what) if callable(what) else None
+    return record_function(key_of(verb, name_of(what), worker, to))
+
+
+def key_of(verb: str, name: str, worker: Worker, to: int) -> str:
+    """Returns what the span of a call is named; arguments: see `span`."""
     peer = worker.peers.get(to)
-    callee = peer.record.name if peer is not None else f"rank {to}"
-    return record_function(f"{verb}#{name or describe(what)}({worker.record.name} -> {callee})")
+    return f"{verb}#{name}({worker.record.name} -> {peer.record.name if peer is not None else f'rank {to}'})"
+
+
+def name_of(what: object) -> str:
+    """Returns what a function is called in a trace: an operator by torch's name for it, a scripted one by its full name."""
+    if isinstance(what, torch.jit.ScriptFunction):
+        return str(what.qualified_name)
+    builtin = _find_builtin(what) if callable(what) else None
+    return str(builtin or describe(what))

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from actorrpc.rref import RRef
-    from actorrpc.services.handles import OwnerHandle, UserHandle
+    from actorrpc.services.handles import Dressed, OwnerHandle, UserHandle
 
 _ASKED = frozenset((ASYNC_MARK, "__func__", "__name__", "__qualname__", "__torch_function__", "__wrapped__"))
 """Attributes that Python, torch and this library look for on anything callable; no proxy has them."""
@@ -81,7 +81,7 @@ def call_method(
     ref: RRef[Any],
     verb: str,
     timeout: float,
-    name: str,
+    name: str | Dressed,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     what: str | None = None,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import torch
 
 from actorrpc.options import UNSET_RPC_TIMEOUT
+from actorrpc.profiling import span
 from actorrpc.proxies import Proxy
 from actorrpc.runtime.completion import check_seconds
 from actorrpc.runtime.futures import Future
@@ -210,9 +211,10 @@ class RRef(Generic[T]):
             handle.check()
             worker = handle.service.worker
             body: tuple[Any, ...] = type, (), {}
-            future = handle.type = Future._of_call(
-                worker, lambda then: worker.request(handle.owner, handle.ref, body, timeout, "_get_type", then=then)
-            )
+            with span("rpc_async", "_rref_typeof_on_owner", worker, handle.owner):  # torch's name for it
+                future = handle.type = Future._of_call(
+                    worker, lambda then: worker.request(handle.owner, handle.ref, body, timeout, "_get_type", then=then)
+                )
         return future.wait() if blocking else future
 
     def rpc_sync(self, timeout: float = UNSET_RPC_TIMEOUT) -> Any:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from typing import Any
 
+import torch
+
+from actorrpc import rpc
 from actorrpc.backends import BackendType
 from actorrpc.options import RpcBackendOptions
-from actorrpc.rpc import get_worker_info, init_rpc
+from actorrpc.rpc import get_worker_info
 from actorrpc.session import Session, current, foreign, is_available
 from actorrpc.workers import WorkerInfo, info_of
 
@@ -95,6 +99,13 @@ def _gil_wait_us() -> float:
     begun = time.perf_counter()
     time.sleep(_GIL_PROBE_SECONDS)
     return max(0.0, time.perf_counter() - begun - _GIL_PROBE_SECONDS) * 1e6
+
+
+@functools.wraps(rpc.init_rpc)
+def init_rpc(*args: Any, **kwargs: Any) -> None:
+    rpc.init_rpc(*args, **kwargs)
+    if is_available():
+        torch._C._distributed_rpc._set_profiler_node_id(current().worker.id)
 
 
 def _init_rpc_backend(

@@ -18,7 +18,7 @@ import torch.distributed.optim.optimizer
 import torch.distributed.rpc
 
 from actorrpc import autograd, backends, functions, nn, optim, options, rpc, rref, workers
-from actorrpc.compat import agent, calls, children, contexts, gather, scripted, statistics
+from actorrpc.compat import agent, calls, children, contexts, gather, profiler, scripted, statistics
 
 _installed = False
 
@@ -51,7 +51,7 @@ _RPC: dict[str, Any] = {
     "_set_rpc_timeout": rpc._set_rpc_timeout,
     "enable_gil_profiling": agent.enable_gil_profiling,
     "get_rpc_timeout": rpc.get_rpc_timeout,
-    "init_rpc": rpc.init_rpc,
+    "init_rpc": agent.init_rpc,
 }
 
 _API: dict[str, Any] = {
@@ -61,9 +61,9 @@ _API: dict[str, Any] = {
     "_wait_all": calls._wait_all,
     "_wait_all_workers": gather._wait_all_workers,
     "get_worker_info": rpc.get_worker_info,
-    "remote": rpc.remote,
+    "remote": calls.remote,
     "rpc_async": calls.rpc_async,
-    "rpc_sync": rpc.rpc_sync,
+    "rpc_sync": calls.rpc_sync,
     "shutdown": rpc.shutdown,
 }
 
@@ -122,6 +122,7 @@ def install() -> None:
                 old, new = replaced.get(id(value), (None, None))
                 if value is old and old is not None:
                     setattr(module, name, new)
+    profiler.install()
     scripted.install()
     children.install()
     _installed = True

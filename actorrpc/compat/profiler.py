@@ -1,0 +1,235 @@
+"""Torch's legacy profiler (`torch.autograd.profiler_legacy.profile`) and calls: the caller's side.
+
+While it is on, a call is a span, `rpc_async#f(a -> b)`, that lasts until the answer; what the callee did comes into the
+profile at its end, as `rpc_async#f(a -> b)#remote_op: aten::add`, with the callee's rank as node id. So do calls that
+the callee made in turn. As in torch, the newer profilers see nothing of calls. Operators that callbacks of futures run,
+on threads of the pool, are in no profile.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import logging
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed.rpc
+from torch.autograd import profiler_legacy
+from torch.autograd.profiler_util import EventList
+from torch.distributed.rpc import server_process_global_profiler
+
+from actorrpc import profiling, proxies, rpc
+from actorrpc.compat.recorder import Collection, Noted, Recorded, RecordedMethod, Tape, _order, local
+from actorrpc.options import UNSET_RPC_TIMEOUT
+from actorrpc.rref import RRef
+from actorrpc.runtime.futures import Future
+from actorrpc.session import current, is_available
+from actorrpc.workers import resolve
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from actorrpc.runtime.worker import Worker
+
+log = logging.getLogger("actorrpc")
+_C: Any = torch._C
+_numbers = itertools.count(1)
+_SETTINGS = ("use_cuda", "record_shapes", "with_flops", "profile_memory", "with_stack", "with_modules")
+
+
+def is_on() -> bool:
+    """Returns whether the present thread's calls are to be recorded."""
+    return local.collection is not None
+
+
+def is_wanted() -> bool:
+    """Returns whether calls are spans on the present thread: where the legacy profiler is on."""
+    return bool(
+        _C._autograd._profiler_enabled() and _C._autograd._profiler_type() == _C._profiler.ActiveProfilerType.LEGACY
+    )
+
+
+def call(plain: Callable[..., Any], to: Any, func: Any, args: Any, kwargs: Any, timeout: float) -> Any:
+    """Makes a call whose function records what it does.
+
+    Arguments:
+        plain: `rpc_sync`, `rpc_async` or `remote`, which makes it; raises and returns what that does.
+        to, func, args, kwargs, timeout: for it.
+    """
+    worker = current().worker
+    func, args, kwargs = rpc._body(func, args, kwargs)
+    number, name = resolve(worker, to), profiling.name_of(func)
+    token = worker.id, next(_numbers)
+    assert local.collection is not None
+    sent = Recorded(func, name, token, local.collection.settings)
+    noted = _note(plain.__name__, name, worker, number, sent, token)
+    return _noting(noted, lambda: plain(number, sent, args, kwargs, timeout))
+
+
+class _Method(proxies.ProxyMethod):
+    """A method of a reference, called under a profiler."""
+
+    __slots__ = ()
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        if local.collection is None or self._verb == "tell":
+            return super().__call__(*args, **kwargs)
+        handle, name = self._ref._handle, self._name
+        handle.check()
+        worker = handle.service.worker
+        token = worker.id, next(_numbers)
+        sent = RecordedMethod(name, token, local.collection.settings)
+        noted = _note(self._verb, name, worker, handle.owner, sent, token)
+        return _noting(
+            noted, lambda: proxies.call_method(self._ref, self._verb, self._timeout, sent, args, kwargs, name)
+        )
+
+
+class _Proxy(proxies.Proxy):
+    """The proxy of a reference, made under a profiler."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> proxies.ProxyMethod:
+        super().__getattr__(name)  # which refuses some
+        return _Method(self._ref, self._verb, self._timeout, name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return _Method(self._ref, self._verb, self._timeout, "__call__")(*args, **kwargs)
+
+
+def _note(verb: str, name: str, worker: Worker, to: int, sent: Recorded | RecordedMethod, token: Any) -> Noted:
+    """Notes a call that is about to begin its span; whatever fails from now on fails within that."""
+    assert local.collection is not None
+    noted = Noted(profiling.key_of(verb, name, worker, to), worker, to, token, sent)
+    local.collection.calls.append(noted)
+    return noted
+
+
+def _noting(noted: Noted, send: Callable[[], Any]) -> Any:
+    """Sends a call and sees to it that its end is noted."""
+    try:
+        result = send()
+    except BaseException:
+        noted.end()
+        raise
+    made = result._core if isinstance(result, Future) else result._handle.creation if isinstance(result, RRef) else None
+    if made is None:
+        noted.end()
+    else:
+        noted.watch(made)
+    return result
+
+
+# -- torch's classes
+
+
+def _start_trace(plain: Callable[[Any], None], profile: Any) -> None:
+    plain(profile)
+    collection = Collection({name: getattr(profile, name) for name in _SETTINGS})
+    collection.enter()
+    profile._collection = collection
+
+
+def _exit(plain: Callable[..., Any], profile: Any, *error: Any) -> Any:
+    collection: Collection | None = profile.__dict__.pop("_collection", None)
+    if collection is None:
+        return plain(profile, *error)
+    collection.leave()
+    result = plain(profile, *error)
+    if collection.calls:
+        try:
+            profile.function_events = _merged(profile.function_events, collection)
+        except Exception:
+            log.exception("the profile lacks what other workers did")
+    return result
+
+
+def _merged(events: Any, collection: Collection) -> Any:
+    """Returns a profile's events with those of other workers, by time."""
+    options = {"use_device": events._use_device, "profile_memory": events._profile_memory, "with_flops": events._with_flops}
+    for event in events:  # the tree was made before it was known how long the spans of calls last
+        event.cpu_parent, event.cpu_children = None, []
+    groups = collection.settle(events)
+    trees = [EventList(group, **options) for group in (list(events), *groups)]
+    for tree in trees:  # one by one: threads of several workers may have the same number
+        tree._build_tree()
+    whole = EventList(sorted(itertools.chain.from_iterable(trees), key=_order), **options)
+    whole._tree_built = True
+    return whole
+
+
+class _ServerProfiles:
+    """The profiles of all that this process does for others (`rpc._server_process_global_profile`), the inner last."""
+
+    def __init__(self) -> None:
+        self.open: list[tuple[Any, list[Any]]] = []
+
+    def enable(self, config: Any) -> None:
+        """Begins one; raises NotAMemberError where this process is in no world."""
+        worker = current().worker
+        self.open.append((config, []))
+        worker.around = self._around
+
+    def disable(self) -> list[Any]:
+        """Ends the one that was begun last; returns what each function that was called meanwhile has recorded."""
+        if not self.open:
+            raise RuntimeError("no process-global profile is on")
+        _, found = self.open.pop()
+        if not self.open and is_available():
+            current().worker.around = None
+        return found
+
+    def _around(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        profiles = list(self.open)
+        tape = Tape(profiles[-1][0]) if profiles else None
+        if tape is None or not tape.begin():
+            return function(*args, **kwargs)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            tape.end()
+            if any(record.kind() == "push" for thread in tape.records for record in thread):
+                for _, found in profiles:
+                    found.append(tape.records)
+
+
+def _proxied(verb: str) -> Callable[..., Any]:
+    plain = getattr(RRef, verb)
+
+    @functools.wraps(plain)
+    def proxied(self: RRef[Any], timeout: float = UNSET_RPC_TIMEOUT) -> Any:
+        return plain(self, timeout) if local.collection is None else _Proxy(self, verb, timeout)
+
+    return proxied
+
+
+def _get_profiling_future(self: RRef[Any], acquireGil: bool = True) -> Future[None]:  # noqa: N803
+    """Returns the future of the object's creation: a profile that ends after it has the callee's events."""
+    return self._get_future()
+
+
+def _bound(function: Callable[..., Any], plain: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(plain)
+    def method(self: Any, *args: Any) -> Any:
+        return function(plain, self, *args)
+
+    return method
+
+
+def install() -> None:
+    """Has torch's legacy profiler see calls, in this process. To be called once."""
+    legacy: Any = profiler_legacy.profile
+    legacy._start_trace = _bound(_start_trace, legacy._start_trace)
+    legacy.__exit__ = _bound(_exit, legacy.__exit__)
+    reference: Any = RRef
+    for verb in ("rpc_sync", "rpc_async", "remote"):
+        setattr(reference, verb, _proxied(verb))
+    reference._get_profiling_future = _get_profiling_future
+    profiling.is_wanted = is_wanted
+    servers = _ServerProfiles()
+    for module in (torch.distributed.rpc, server_process_global_profiler):
+        patched: Any = module
+        patched._enable_server_process_global_profiler = servers.enable
+        patched._disable_server_process_global_profiler = servers.disable
