@@ -46,7 +46,7 @@ def key_of(verb: str, name: str, worker: Worker, to: int) -> str:
 
 
 def name_of(what: object) -> str:
-    """Returns what a function is called in a trace: an operator by torch's name for it, a scripted one by its full name."""
+    """Returns what a function is called in a trace: operators by torch's names, scripted functions by full ones."""
     if isinstance(what, torch.jit.ScriptFunction):
         return str(what.qualified_name)
     builtin = _find_builtin(what) if callable(what) else None

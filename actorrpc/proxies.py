@@ -90,7 +90,8 @@ def call_method(
     handle = ref._handle
     handle.check()
     worker = handle.service.worker
-    body, what = (name, args, kwargs), what or name
+    body = name, args, kwargs
+    what = what or (name if isinstance(name, str) else name.name)
     with span(verb, what, worker, handle.owner):
         if verb == "rpc_sync":
             return worker.wait_result(worker.request(handle.owner, handle.ref, body, timeout, what))

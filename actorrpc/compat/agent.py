@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 from typing import Any
@@ -102,10 +103,18 @@ def _gil_wait_us() -> float:
 
 
 @functools.wraps(rpc.init_rpc)
-def init_rpc(*args: Any, **kwargs: Any) -> None:
-    rpc.init_rpc(*args, **kwargs)
-    if is_available():
-        torch._C._distributed_rpc._set_profiler_node_id(current().worker.id)
+def init_rpc(
+    name: str,
+    backend: Any = None,
+    rank: int = -1,
+    world_size: int | None = None,
+    rpc_backend_options: Any = None,
+) -> None:
+    with contextlib.suppress(TypeError, ValueError):  # which init_rpc raises, and tells the others
+        number, _ = rpc._numbers(rank, world_size)
+        # First: an event of a profile that begins before and ends afterwards would have two node ids.
+        torch._C._distributed_rpc._set_profiler_node_id(number)
+    rpc.init_rpc(name, backend, rank, world_size, rpc_backend_options)
 
 
 def _init_rpc_backend(

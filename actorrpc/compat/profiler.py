@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed.rpc
-from torch.autograd import profiler_legacy
-from torch.autograd.profiler_util import EventList
+from torch.autograd import profiler_legacy, profiler_util
 from torch.distributed.rpc import server_process_global_profiler
 
 from actorrpc import profiling, proxies, rpc
 from actorrpc.compat.recorder import Collection, Noted, Recorded, RecordedMethod, Tape, _order, local
 from actorrpc.options import UNSET_RPC_TIMEOUT
 from actorrpc.rref import RRef
+from actorrpc.runtime.completion import Call
 from actorrpc.runtime.futures import Future
 from actorrpc.session import current, is_available
 from actorrpc.workers import resolve
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("actorrpc")
 _C: Any = torch._C
+_event_list: Any = profiler_util.EventList
 _numbers = itertools.count(1)
 _SETTINGS = ("use_cuda", "record_shapes", "with_flops", "profile_memory", "with_stack", "with_modules")
 
@@ -114,11 +115,12 @@ def _noting(noted: Noted, send: Callable[[], Any]) -> Any:
     except BaseException:
         noted.end()
         raise
-    made = result._core if isinstance(result, Future) else result._handle.creation if isinstance(result, RRef) else None
-    if made is None:
-        noted.end()
+    if isinstance(result, Future) and isinstance(result._core, Call):
+        noted.watch(result._core)
+    elif isinstance(result, RRef) and result._handle.creation is not None:
+        noted.watch(result._handle.creation)
     else:
-        noted.watch(made)
+        noted.end()
     return result
 
 
@@ -148,14 +150,16 @@ def _exit(plain: Callable[..., Any], profile: Any, *error: Any) -> Any:
 
 def _merged(events: Any, collection: Collection) -> Any:
     """Returns a profile's events with those of other workers, by time."""
-    options = {"use_device": events._use_device, "profile_memory": events._profile_memory, "with_flops": events._with_flops}
+    options: dict[str, Any] = {
+        name: getattr(events, f"_{name}") for name in ("use_device", "profile_memory", "with_flops")
+    }
     for event in events:  # the tree was made before it was known how long the spans of calls last
         event.cpu_parent, event.cpu_children = None, []
     groups = collection.settle(events)
-    trees = [EventList(group, **options) for group in (list(events), *groups)]
+    trees = [_event_list(group, **options) for group in (list(events), *groups)]
     for tree in trees:  # one by one: threads of several workers may have the same number
         tree._build_tree()
-    whole = EventList(sorted(itertools.chain.from_iterable(trees), key=_order), **options)
+    whole = _event_list(sorted(itertools.chain.from_iterable(trees), key=_order), **options)
     whole._tree_built = True
     return whole
 
@@ -205,7 +209,7 @@ def _proxied(verb: str) -> Callable[..., Any]:
     return proxied
 
 
-def _get_profiling_future(self: RRef[Any], acquireGil: bool = True) -> Future[None]:  # noqa: N803
+def _get_profiling_future(self: RRef[Any], acquireGil: bool = True) -> Future[None]:
     """Returns the future of the object's creation: a profile that ends after it has the callee's events."""
     return self._get_future()
 

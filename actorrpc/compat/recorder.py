@@ -1,6 +1,6 @@
 """The callee's side of torch's legacy profiler: what a call's function does is recorded on the thread that runs it, and
-kept until the caller's profile has ended and asks for it. Answers carry nothing of it, so that a profile changes neither
-what calls return nor how they fail. `profiler.py` is the caller's side.
+kept until the caller's profile has ended and asks for it. Answers carry nothing of it, so that a profile changes
+neither what calls return nor how they fail. `profiler.py` is the caller's side.
 
 A worker in whose process torch's modules are not patched does all this as well: what is sent imports this module.
 """
@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch.autograd import profiler_legacy
+import torch.autograd.profiler_legacy
 
 from actorrpc.errors import ActorRPCError
 from actorrpc.runtime.handling import NO_CONTEXT, here, in_context
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from actorrpc.runtime.worker import Worker
 
 log = logging.getLogger("actorrpc")
+_legacy: Any = torch.autograd.profiler_legacy
 _ASK_SECONDS = 20.0
 """How long the end of a profile waits for a worker that it asks for events."""
 _MEMORY = "[memory]"
@@ -281,11 +282,11 @@ class Tape:
         if outer is not None:
             _cut()
         try:
-            torch.autograd._enable_profiler_legacy(self._config)
+            _legacy._enable_profiler_legacy(self._config)
         except RuntimeError as e:
             log.debug("nothing is recorded: %s", e)
             if outer is not None:
-                torch.autograd._enable_profiler_legacy(outer._config)
+                _legacy._enable_profiler_legacy(outer._config)
             return False
         local.tapes.append(self)
         return True
@@ -295,12 +296,12 @@ class Tape:
         _cut()
         local.tapes.pop()
         if local.tapes:
-            torch.autograd._enable_profiler_legacy(local.tapes[-1]._config)
+            _legacy._enable_profiler_legacy(local.tapes[-1]._config)
 
 
 def _cut() -> None:
     """Has all tapes of the thread take what was recorded up to now: the profiler itself cannot be nested."""
-    records = torch.autograd._disable_profiler_legacy()
+    records = _legacy._disable_profiler_legacy()
     for tape in local.tapes:
         tape.records += records
 
@@ -309,7 +310,7 @@ class _Run:
     """One run of a function, recorded."""
 
     def __init__(self, settings: Settings) -> None:
-        self._tape = Tape(profiler_legacy.profile(**settings).config())
+        self._tape = Tape(_legacy.profile(**settings).config())
         self._collection = Collection(settings)
         self._begun = self._ended = 0
 
@@ -333,7 +334,7 @@ class _Run:
     def report(self, worker: Worker) -> Heard:
         if not self._tape.records:
             return Heard(self._begun, self._ended, [])
-        events = profiler_legacy._parse_legacy_records(self._tape.records)
+        events = _legacy._parse_legacy_records(self._tape.records)
         for event in events:
             if event.node_id < 0:
                 event.node_id = worker.id
@@ -372,10 +373,10 @@ _door = threading.Lock()
 
 def _runs_of(worker: Worker) -> _Runs:
     with _door:
-        found = worker.services.get(_Runs)
+        found: _Runs | None = worker.services.get(_Runs)
         if found is None:
             found = worker.services[_Runs] = _Runs(worker)
-        return found  # type: ignore[no-any-return]
+        return found
 
 
 def report(tokens: list[Token], unwanted: list[Token]) -> dict[Token, Heard]:

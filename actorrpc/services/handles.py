@@ -144,8 +144,8 @@ class Entry:
             self._waiting.append(message)
 
     def run(self, message: Message) -> None:
-        """Runs a method. Instead of its name there may be that with what is to be done around it, a function to call with
-        the object, or None for a copy.
+        """Runs a method. Instead of its name there may be the name with what is to be done around it, a function to
+        call with the object, or None for a copy.
         """
         with keeping(message) as give:
             method, args, kwargs = message.load()
