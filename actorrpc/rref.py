@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import torch
 
 from actorrpc.options import UNSET_RPC_TIMEOUT
-from actorrpc.profiling import span
+from actorrpc.profiling import fetching, span
 from actorrpc.proxies import Proxy
 from actorrpc.runtime.completion import check_seconds
 from actorrpc.runtime.futures import Future
@@ -130,7 +130,8 @@ class RRef(Generic[T]):
             return self._own_value(handle, "to_here", timeout)
         handle.check()
         worker = handle.service.worker
-        value: T = worker.wait_result(worker.request(handle.owner, handle.ref, (None, (), {}), timeout, "to_here"))
+        with fetching(worker, handle.owner):
+            value: T = worker.wait_result(worker.request(handle.owner, handle.ref, (None, (), {}), timeout, "to_here"))
         return value
 
     def backward(self, dist_autograd_ctx_id: int = -1, retain_graph: bool = False) -> None:

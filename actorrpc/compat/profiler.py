@@ -2,8 +2,7 @@
 
 While it is on, a call is a span, `rpc_async#f(a -> b)`, that lasts until the answer; what the callee did comes into the
 profile at its end, as `rpc_async#f(a -> b)#remote_op: aten::add`, with the callee's rank as node id. So do calls that
-the callee made in turn. As in torch, the newer profilers see nothing of calls. Operators that callbacks of futures run,
-on threads of the pool, are in no profile.
+the callee made in turn, and what callbacks of the calls' futures do. As in torch, the newer profilers see no calls.
 """
 
 from __future__ import annotations
@@ -19,7 +18,9 @@ from torch.autograd import profiler_legacy, profiler_util
 from torch.distributed.rpc import server_process_global_profiler
 
 from actorrpc import profiling, proxies, rpc
-from actorrpc.compat.recorder import Collection, Noted, Recorded, RecordedMethod, Tape, _order, local
+from actorrpc.compat import scripted
+from actorrpc.compat.recorder import Collection, Noted, Recorded, RecordedMethod, _order, local
+from actorrpc.compat.tapes import Tape
 from actorrpc.options import UNSET_RPC_TIMEOUT
 from actorrpc.rref import RRef
 from actorrpc.runtime.completion import Call
@@ -103,7 +104,10 @@ class _Proxy(proxies.Proxy):
 def _note(verb: str, name: str, worker: Worker, to: int, sent: Recorded | RecordedMethod, token: Any) -> Noted:
     """Notes a call that is about to begin its span; whatever fails from now on fails within that."""
     assert local.collection is not None
-    noted = Noted(profiling.key_of(verb, name, worker, to), worker, to, token, sent)
+    key = shown = profiling.key_of(verb, name, worker, to)
+    if verb != "remote" and scripted.is_running():
+        shown = profiling.key_of("rpc_async_jit", name, worker, to)  # torch's name for the calls of compiled functions
+    noted = Noted(key, shown, worker, to, token, sent)
     local.collection.calls.append(noted)
     return noted
 
@@ -117,11 +121,37 @@ def _noting(noted: Noted, send: Callable[[], Any]) -> Any:
         raise
     if isinstance(result, Future) and isinstance(result._core, Call):
         noted.watch(result._core)
+        _follow(result)
     elif isinstance(result, RRef) and result._handle.creation is not None:
         noted.watch(result._handle.creation)
     else:
         noted.end()
     return result
+
+
+class _Followed(Future[Any]):
+    """The future of a call that was made under a profiler, or of a callback: what its callbacks do is recorded."""
+
+    _collection: Collection
+
+    def add_done_callback(self, callback: Callable[[Future[Any]], None]) -> None:
+        super().add_done_callback(self._recorded(callback))
+
+    def then(self, callback: Callable[[Future[Any]], Any]) -> Future[Any]:
+        return _follow(super().then(self._recorded(callback)), self._collection)
+
+    def _recorded(self, callback: Callable[[Future[Any]], Any]) -> Callable[[Future[Any]], Any]:
+        return callback if self._worker is None else self._collection.recorded(callback, self._worker)
+
+
+def _follow(future: Future[Any], collection: Collection | None = None) -> Future[Any]:
+    """Makes a future one of these; its identity is known already to whoever completes it."""
+    collection = collection or local.collection
+    assert collection is not None
+    future.__class__ = _Followed
+    followed: Any = future
+    followed._collection = collection
+    return future
 
 
 # -- torch's classes

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 import torch.autograd.profiler_legacy
 
+from actorrpc.compat.tapes import Tape
 from actorrpc.errors import ActorRPCError
 from actorrpc.runtime.handling import NO_CONTEXT, here, in_context
 from actorrpc.services.executor import ASYNC_MARK, is_async
@@ -123,15 +124,16 @@ class Noted:
     """A call that was made while the caller records.
 
     Attributes:
-        key: the name of its span.
+        key: the name of its span; `shown`: the name that the span gets in the profile.
         worker, to: the caller, and the callee's worker id.
         token, function: what names it, and what was sent.
-        call: the call; None where nothing could be sent.
         ended: when it was answered, on the monotonic clock; 0 before.
     """
 
-    def __init__(self, key: str, worker: Worker, to: int, token: Token, function: Recorded | RecordedMethod) -> None:
-        self.key, self.worker, self.to, self.token, self.function = key, worker, to, token, function
+    def __init__(
+        self, key: str, shown: str, worker: Worker, to: int, token: Token, function: Recorded | RecordedMethod
+    ) -> None:
+        self.key, self.shown, self.worker, self.to, self.token, self.function = key, shown, worker, to, token, function
         self.ended = 0
 
     def end(self) -> None:
@@ -153,7 +155,7 @@ class Noted:
 
 
 class Collection:
-    """The calls that one thread makes while it records.
+    """The calls that one thread makes while it records, and what callbacks of their futures do.
 
     Arguments:
         settings: what is recorded, here and by the callees.
@@ -166,6 +168,8 @@ class Collection:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.calls: list[Noted] = []
+        self._callbacks: list[tuple[_Run, Worker]] = []
+        self._over = False
         self.origin = time.monotonic_ns()
         self._outside: Collection | None = None
 
@@ -175,14 +179,31 @@ class Collection:
     def leave(self) -> None:
         local.collection = self._outside
 
+    def recorded(self, callback: Any, worker: Worker) -> Any:
+        """Has a callback record what it does, on whatever thread it runs; it does so until `settle`."""
+
+        def call(future: Any) -> Any:
+            if self._over:
+                return callback(future)
+            run = _Run(self.settings)
+            self._callbacks.append((run, worker))
+            try:
+                with run.recording():
+                    return callback(future)
+            finally:
+                run.end()
+
+        return call if callable(callback) else callback
+
     def settle(self, events: list[Any]) -> list[Group]:
         """Asks the callees for their events.
 
         Arguments:
             events: this thread's own; the spans of the calls among them are made to last until the answer.
 
-        Returns the callees' events, under names that begin with the call's.
+        Returns the callees' events, under names that begin with the call's, and the callbacks'.
         """
+        self._over = True
         heard = _ask(self.calls)
         spans: dict[str, list[Any]] = {}
         for event in sorted(events, key=_order, reverse=True):
@@ -194,20 +215,20 @@ class Collection:
             sent = noted.function.sent
             start = span.time_range.start if span is not None else (sent - self.origin) / 1e3
             if span is not None and noted.ended and sent:
+                span.name = span.trace_name = noted.shown
                 span.is_async = True  # as in torch: others work in its time, nothing is nested in it
                 span.time_range.end = max(span.time_range.end, start + (noted.ended - sent) / 1e3)
             said = heard.get(noted.token)
             if said is not None:
                 start += _offset(said, sent, noted.ended) / 1e3
-                groups += [_under(noted.key, start, group) for group in said.groups]
+                groups += [_under(noted.shown, start, group) for group in said.groups]
+        for run, worker in self._callbacks:
+            groups += [_moved(group, (run.begun - self.origin) / 1e3) for group in run.report(worker).groups]
         return groups
 
 
 class _Local(threading.local):
     collection: Collection | None = None
-
-    def __init__(self) -> None:
-        self.tapes: list[Tape] = []
 
 
 local = _Local()
@@ -233,10 +254,16 @@ def _under(key: str, start: float, group: Group) -> Group:
         event.is_remote = True
         if event.name != _MEMORY:
             event.name = key + _SEPARATOR + event.name
-            event.time_range.start += start
-            event.time_range.end += start
         if event.trace_name is not None:
             event.trace_name = key + _SEPARATOR + event.trace_name
+    return _moved(group, start)
+
+
+def _moved(group: Group, start: float) -> Group:
+    for event in group:
+        if event.name != _MEMORY:  # which has no time
+            event.time_range.start += start
+            event.time_range.end += start
     return group
 
 
@@ -265,59 +292,22 @@ def _ask(calls: list[Noted]) -> dict[Token, Heard]:
 # -- what is recorded of a function
 
 
-class Tape:
-    """What the legacy profiler records on the present thread, for as long as it may; such times may be nested.
+class _Run:
+    """One run of a function, recorded.
 
     Attributes:
-        records: as `_disable_profiler_legacy` returns them.
+        begun, ended: on the monotonic clock; 0 before.
     """
-
-    def __init__(self, config: Any) -> None:
-        self._config = config
-        self.records: list[Any] = []
-
-    def begin(self) -> bool:
-        """Starts to record; returns False where another profiler is on, which is not ours to end."""
-        outer = local.tapes[-1] if local.tapes else None
-        if outer is not None:
-            _cut()
-        try:
-            _legacy._enable_profiler_legacy(self._config)
-        except RuntimeError as e:
-            log.debug("nothing is recorded: %s", e)
-            if outer is not None:
-                _legacy._enable_profiler_legacy(outer._config)
-            return False
-        local.tapes.append(self)
-        return True
-
-    def end(self) -> None:
-        """Ends the recording."""
-        _cut()
-        local.tapes.pop()
-        if local.tapes:
-            _legacy._enable_profiler_legacy(local.tapes[-1]._config)
-
-
-def _cut() -> None:
-    """Has all tapes of the thread take what was recorded up to now: the profiler itself cannot be nested."""
-    records = _legacy._disable_profiler_legacy()
-    for tape in local.tapes:
-        tape.records += records
-
-
-class _Run:
-    """One run of a function, recorded."""
 
     def __init__(self, settings: Settings) -> None:
         self._tape = Tape(_legacy.profile(**settings).config())
         self._collection = Collection(settings)
-        self._begun = self._ended = 0
+        self.begun = self.ended = 0
 
     @contextmanager
     def recording(self) -> Iterator[None]:
         on = self._tape.begin()
-        self._begun = self._collection.origin = time.monotonic_ns()
+        self.begun = self._collection.origin = time.monotonic_ns()
         if not on:
             yield
             return
@@ -329,16 +319,16 @@ class _Run:
             self._tape.end()
 
     def end(self, _: object = None) -> None:
-        self._ended = time.monotonic_ns()
+        self.ended = time.monotonic_ns()
 
     def report(self, worker: Worker) -> Heard:
-        if not self._tape.records:
-            return Heard(self._begun, self._ended, [])
+        if not (self._tape.records and self.ended):
+            return Heard(self.begun, self.ended, [])
         events = _legacy._parse_legacy_records(self._tape.records)
         for event in events:
             if event.node_id < 0:
                 event.node_id = worker.id
-        return Heard(self._begun, self._ended, [events, *self._collection.settle(events)])
+        return Heard(self.begun, self.ended, [events, *self._collection.settle(events)])
 
 
 class _Runs:
@@ -383,4 +373,4 @@ def report(tokens: list[Token], unwanted: list[Token]) -> dict[Token, Heard]:
     """At the callee: tells of calls that are done, and forgets those that the caller could not wait for."""
     worker = here.handling.worker  # type: ignore[union-attr]
     runs = _runs_of(worker).take(tokens, unwanted)
-    return {token: run.report(worker) for token, run in runs.items() if run._ended}
+    return {token: run.report(worker) for token, run in runs.items() if run.ended}
