@@ -12,13 +12,9 @@ import sys
 from typing import Any
 
 import torch
-import torch.distributed.autograd
-import torch.distributed.nn.api.remote_module
-import torch.distributed.optim.optimizer
-import torch.distributed.rpc
 
 from actorrpc import autograd, backends, functions, nn, optim, options, rpc, rref, workers
-from actorrpc.compat import agent, calls, children, contexts, gather, profiler, scripted, statistics
+from actorrpc.compat import agent, calls, children, contexts, failures, gather, profiler, scripted, statistics
 
 _installed = False
 
@@ -30,7 +26,7 @@ _AUTOGRAD: dict[str, Any] = {
     )
 } | {
     "_get_debug_info": statistics._autograd_get_debug_info,
-    "backward": autograd.backward,
+    "backward": contexts.backward,
     "context": autograd.context,
     "get_gradients": autograd.get_gradients,
 }  # fmt: skip
@@ -109,8 +105,8 @@ def install() -> None:
     if torch._C._distributed_rpc._is_current_rpc_agent_set():
         raise RuntimeError("torch.distributed.rpc is in use in this process already; install comes before init_rpc")
     replaced: dict[int, tuple[object, object]] = {}
-    for module_name, names in _TABLE.items():
-        module = importlib.import_module(module_name)
+    modules = [(importlib.import_module(name), names) for name, names in _TABLE.items()]  # all, before one is changed
+    for module, names in modules:
         for name, new in names.items():
             old = getattr(module, name, None)
             if isinstance(old, type) or callable(old):
@@ -122,7 +118,10 @@ def install() -> None:
                 old, new = replaced.get(id(value), (None, None))
                 if value is old and old is not None:
                     setattr(module, name, new)
+    # Torch's own pickler asks for it, which programs may call.
+    setattr(rref.RRef, "_serialize", rref.RRef.__reduce__)  # noqa: B010
     profiler.install()
     scripted.install()
+    failures.show()
     children.install()
     _installed = True

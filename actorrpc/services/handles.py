@@ -200,7 +200,7 @@ class OwnerHandle:
         call = self.creation
         if call is not None and call.done:
             if call.failure is not None:
-                raise copy.copy(call.failure)
+                raise self.service.failure_of(call)
             self.creation = None
         self.entry.check()
 

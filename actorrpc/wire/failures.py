@@ -20,6 +20,9 @@ from actorrpc.wire.codec import Codec, Frame
 Where: TypeAlias = str | Mapping[str, object]
 """Where it happened: words, or the keys worker, rank, host and pid (any of them)."""
 
+ORIGINAL: Final = "_actorrpc_original"
+"""The attribute of an exception that stands for another one, which travels in its place."""
+
 TEXT_LIMIT: Final = 1024 * 1024
 """Longer texts lose their middle."""
 _DEPTH: Final = 8  # of exception groups within groups; deeper ones become RemoteErrors
@@ -69,6 +72,7 @@ def write_failure(exc: BaseException, where: Where, codec: Codec, by_value: bool
         by_value: see `Codec.dumps`.
     """
     writer = _Writer(codec, by_value)
+    exc = getattr(exc, ORIGINAL, exc)
     try:
         failure = _failure(exc, where, writer, _DEPTH)
     except Exception:  # an exception that fights back harder than was thought of
