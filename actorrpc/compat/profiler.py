@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
+import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,6 +26,7 @@ from actorrpc.options import UNSET_RPC_TIMEOUT
 from actorrpc.rref import RRef
 from actorrpc.runtime.completion import Call
 from actorrpc.runtime.futures import Future
+from actorrpc.runtime.lanes import Job, Lane
 from actorrpc.session import current, is_available
 from actorrpc.workers import resolve
 
@@ -37,6 +39,7 @@ log = logging.getLogger("actorrpc")
 _C: Any = torch._C
 _event_list: Any = profiler_util.EventList
 _numbers = itertools.count(1)
+_SHOW_SECONDS = 1.0
 _SETTINGS = ("use_cuda", "record_shapes", "with_flops", "profile_memory", "with_stack", "with_modules")
 
 
@@ -133,6 +136,37 @@ class _Followed(Future[Any]):
     """The future of a call that was made under a profiler, or of a callback: what its callbacks do is recorded."""
 
     _collection: Collection
+    _publishing: threading.RLock
+    _publisher = 0
+    _shown = False
+
+    def wait(self, timeout: float = -1.0) -> Any:
+        """Waits as any future does, and also until what hangs on torch's part of it has run: the ends of spans, which
+        would end for a second time where the block around them is left at the same moment.
+        """
+        try:
+            return super().wait(timeout)
+        finally:
+            worker = self._worker
+            shown = self._shown or self._publisher == threading.get_ident() or not self._settled
+            if worker is not None and worker.open and not shown:
+                done = threading.Event()
+                # On no thread of the user's, which may hold a lock that a callback wants.
+                worker.crew.submit(Job(Lane.FREE, self._show, done))
+                done.wait(_SHOW_SECONDS)
+
+    def _show(self, done: threading.Event) -> None:
+        self._publish()
+        done.set()
+
+    def _publish(self) -> None:
+        with self._publishing:
+            outside, self._publisher = self._publisher, threading.get_ident()
+            try:
+                super()._publish()
+            finally:
+                self._publisher = outside
+            self._shown = self._published
 
     def add_done_callback(self, callback: Callable[[Future[Any]], None]) -> None:
         super().add_done_callback(self._recorded(callback))
@@ -148,9 +182,9 @@ def _follow(future: Future[Any], collection: Collection | None = None) -> Future
     """Makes a future one of these; its identity is known already to whoever completes it."""
     collection = collection or local.collection
     assert collection is not None
-    future.__class__ = _Followed
     followed: Any = future
-    followed._collection = collection
+    followed._collection, followed._publishing = collection, threading.RLock()
+    followed.__class__ = _Followed  # last: it may be completed at any time
     return future
 
 

@@ -239,6 +239,16 @@ def test_callbacks_of_futures_are_recorded_on_the_callers_side() -> None:
 
 
 @inside
+def test_what_hangs_on_torchs_part_of_a_future_has_run_when_it_was_waited_for() -> None:
+    for _ in range(20):
+        with profile():
+            future = calls.rpc_async("worker1", abs, args=(-1,))
+            both = torch.futures.collect_all([future])
+            assert future.wait() == 1
+            assert both.done()
+
+
+@inside
 def test_methods_that_are_called_through_references_are_recorded() -> None:
     x = torch.ones(1)
     for kind in (Box, Keeper):
