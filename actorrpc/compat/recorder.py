@@ -18,7 +18,7 @@ import torch.autograd.profiler_legacy
 
 from actorrpc.compat.tapes import Tape
 from actorrpc.errors import ActorRPCError
-from actorrpc.runtime.handling import NO_CONTEXT, here, in_context
+from actorrpc.runtime.handling import here
 from actorrpc.services.executor import ASYNC_MARK, is_async
 from actorrpc.services.handles import Dressed
 from actorrpc.services.ids import EXECUTOR
@@ -50,7 +50,7 @@ class Heard(NamedTuple):
     """What a callee has to say of a call.
 
     Attributes:
-        begun, ended: when the function ran, on the callee's monotonic clock, in nanoseconds.
+        begun, ended: when the function ran, on the callee's clock, in nanoseconds.
         groups: its events, and those of the calls that it made in turn; since `begun`.
     """
 
@@ -69,7 +69,7 @@ class Recorded:
         settings: what to record.
 
     Attributes:
-        sent: when it was written into a message, on the monotonic clock; 0 before.
+        sent: when it was written into a message, in nanoseconds; 0 before.
     """
 
     def __init__(self, function: Callable[..., Any], name: str, token: Token, settings: Settings) -> None:
@@ -80,7 +80,7 @@ class Recorded:
             setattr(self, ASYNC_MARK, self)
 
     def __reduce__(self) -> Any:
-        self.sent = self.sent or time.monotonic_ns()
+        self.sent = self.sent or time.time_ns()
         return Recorded, (self._function, self.__name__, self._token, self._settings)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -110,7 +110,7 @@ class RecordedMethod(Dressed):
         self.sent = 0
 
     def __reduce__(self) -> Any:
-        self.sent = self.sent or time.monotonic_ns()
+        self.sent = self.sent or time.time_ns()
         return RecordedMethod, (self.name, self._token, self._settings)
 
     def around(self, method: Callable[..., Any]) -> Callable[..., Any]:
@@ -127,7 +127,7 @@ class Noted:
         key: the name of its span; `shown`: the name that the span gets in the profile.
         worker, to: the caller, and the callee's worker id.
         token, function: what names it, and what was sent.
-        ended: when it was answered, on the monotonic clock; 0 before.
+        ended: when it was answered, in nanoseconds; 0 before.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class Noted:
 
     def end(self) -> None:
         """Says that the answer is there."""
-        self.ended = self.ended or time.monotonic_ns()
+        self.ended = self.ended or time.time_ns()
 
     def watch(self, call: Call) -> None:
         """Has `end` called once a call is done."""
@@ -162,7 +162,7 @@ class Collection:
 
     Attributes:
         calls: in the order in which they were made.
-        origin: when it began, on the monotonic clock.
+        origin: when it began, in nanoseconds.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -170,7 +170,7 @@ class Collection:
         self.calls: list[Noted] = []
         self._callbacks: list[tuple[_Run, Worker]] = []
         self._over = False
-        self.origin = time.monotonic_ns()
+        self.origin = time.time_ns()
         self._outside: Collection | None = None
 
     def enter(self) -> None:
@@ -223,7 +223,8 @@ class Collection:
                 start += _offset(said, sent, noted.ended) / 1e3
                 groups += [_under(noted.shown, start, group) for group in said.groups]
         for run, worker in self._callbacks:
-            groups += [_moved(group, (run.begun - self.origin) / 1e3) for group in run.report(worker).groups]
+            said = run.report(worker)
+            groups += [_moved(group, (said.begun - self.origin) / 1e3) for group in said.groups]
         return groups
 
 
@@ -242,7 +243,7 @@ def _order(event: Any) -> tuple[float, float]:
 def _offset(said: Heard, sent: int, ended: int) -> int:
     """Returns how long after the sending of a call its function began, in nanoseconds.
 
-    Processes of one machine have one monotonic clock. Where two are not the same, the call lies amid its round trip.
+    It says so where the clocks of both agree, as on one machine; where they do not, the call lies amid its round trip.
     """
     window, took = ended - sent, said.ended - said.begun
     offset = said.begun - sent
@@ -275,17 +276,16 @@ def _ask(calls: list[Noted]) -> dict[Token, Heard]:
             done, pending = tokens.setdefault((noted.worker, noted.to), ([], []))
             (done if noted.ended else pending).append(noted.token)
     asked, heard = [], {}
-    with in_context(NO_CONTEXT):
-        for (worker, to), body in tokens.items():
-            try:
-                asked.append((worker, worker.request(to, EXECUTOR, (report, body, {}), _ASK_SECONDS, "a profile")))
-            except ActorRPCError as e:
-                log.warning("%s: the profile lacks what rank %d did: %s", worker, to, e)
-        for worker, call in asked:
-            try:
-                heard.update(worker.wait_result(call))
-            except Exception as e:
-                log.warning("%s: the profile lacks what rank %d did: %s", worker, call.peer, e)
+    for (worker, to), body in tokens.items():
+        try:
+            asked.append((worker, worker.request(to, EXECUTOR, (report, body, {}), _ASK_SECONDS, "a profile")))
+        except ActorRPCError as e:
+            log.warning("%s: the profile lacks what rank %d did: %s", worker, to, e)
+    for worker, call in asked:
+        try:
+            heard.update(worker.wait_result(call))
+        except Exception as e:
+            log.warning("%s: the profile lacks what rank %d did: %s", worker, call.peer, e)
     return heard
 
 
@@ -296,7 +296,7 @@ class _Run:
     """One run of a function, recorded.
 
     Attributes:
-        begun, ended: on the monotonic clock; 0 before.
+        begun, ended: in nanoseconds; 0 before.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -307,7 +307,7 @@ class _Run:
     @contextmanager
     def recording(self) -> Iterator[None]:
         on = self._tape.begin()
-        self.begun = self._collection.origin = time.monotonic_ns()
+        self.begun = time.time_ns()
         if not on:
             yield
             return
@@ -319,12 +319,13 @@ class _Run:
             self._tape.end()
 
     def end(self, _: object = None) -> None:
-        self.ended = time.monotonic_ns()
+        self.ended = time.time_ns()
 
     def report(self, worker: Worker) -> Heard:
         if not (self._tape.records and self.ended):
             return Heard(self.begun, self.ended, [])
         events = _legacy._parse_legacy_records(self._tape.records)
+        self.begun = self._collection.origin = self._tape.begun  # from which the events count
         for event in events:
             if event.node_id < 0:
                 event.node_id = worker.id

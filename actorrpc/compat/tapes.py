@@ -38,6 +38,12 @@ class Tape:
         _local.tapes.append(self)
         return True
 
+    @property
+    def begun(self) -> int:
+        """When it began, on the clock of `time.time_ns`; from which the times of the records count."""
+        marks = (record for thread in self.records for record in thread if record.name() == "__start_profile")
+        return int(next(marks).start_us() * 1000)
+
     def end(self) -> None:
         """Ends the recording."""
         _cut()

@@ -72,7 +72,7 @@ def run(name: str) -> None:
 # -- what callees do
 
 
-def work(x: torch.Tensor) -> torch.Tensor:
+def work(x: torch.Tensor, _: object = None) -> torch.Tensor:
     with record_function("block"):
         return x.mul(2).relu()
 
@@ -108,6 +108,13 @@ class Box:
 class Keeper(rpc.Actor):
     def work(self, x: torch.Tensor) -> torch.Tensor:
         return x.mul(2)
+
+
+class SlowToRead:
+    """Takes the receiver 50 ms."""
+
+    def __reduce__(self) -> Any:
+        return time.sleep, (0.05,)
 
 
 class Unsendable:
@@ -200,6 +207,16 @@ def test_the_span_of_a_call_lasts_until_its_answer() -> None:
     assert lies_within(last, span)
     assert last.time_range.start >= span.time_range.start + 50_000
     assert names(prof.function_events).index("outer") < names(prof.function_events).index(key)
+
+
+@inside
+def test_what_a_callee_does_stands_where_it_was_done() -> None:
+    with profile() as prof:
+        calls.rpc_sync("worker1", work, args=(torch.ones(1),), kwargs={"_": SlowToRead()})
+    key = "rpc_sync#work(worker0 -> worker1)"
+    block, span = named(prof.function_events, f"{key}{REMOTE}block"), named(prof.function_events, key)
+    assert block.time_range.start >= span.time_range.start + 50_000
+    assert lies_within(block, span)
 
 
 @inside
@@ -359,8 +376,9 @@ def test_what_was_recorded_goes_when_the_profile_ends(trio: World) -> None:
     def leave_one() -> None:
         with profile():
             calls.rpc_sync("worker1", work, args=(torch.ones(1),))
-            future = calls.rpc_async("worker1", doze, args=(0.2,))
-        assert future.wait() == -1
+            began = calls.rpc_async("worker1", doze, args=(0.2,))
+            waits = calls.rpc_async("worker1", work, args=(torch.ones(1), SlowToRead()))
+        assert (began.wait(), waits.wait()) == (-1, 2)
 
     trio.on(0, leave_one)
     trio.on(1, until, lambda: kept_runs() == 0)
@@ -411,6 +429,54 @@ def test_a_lost_callee_costs_a_profile_only_its_own_events() -> None:
     assert f"rpc_sync#work(worker0 -> worker2){REMOTE}aten::mul" in found
     assert "rpc_sync#work(worker0 -> worker1)" in found
     assert f"rpc_sync#work(worker0 -> worker1){REMOTE}aten::mul" not in found
+
+
+def refuse(*_: Any) -> Any:
+    raise RuntimeError("not today")
+
+
+def refuse_to_tell(refusing: bool) -> None:
+    runs: Any = recorder._Runs
+    if refusing:
+        runs.plain_take, runs.take = runs.take, refuse
+    else:
+        runs.take = runs.plain_take
+
+
+def test_a_callee_that_cannot_tell_costs_a_profile_only_its_own_events(trio: World) -> None:
+    def trace() -> list[str]:
+        with profile() as prof:
+            for to in ("worker1", "worker2"):
+                assert calls.rpc_sync(to, work, args=(torch.ones(1),)) == 2
+        return names(prof.function_events)
+
+    trio.on(1, refuse_to_tell, True)
+    found = trio.on(0, trace)
+    trio.on(1, refuse_to_tell, False)
+    assert f"rpc_sync#work(worker0 -> worker2){REMOTE}aten::mul" in found
+    assert f"rpc_sync#work(worker0 -> worker1){REMOTE}aten::mul" not in found
+
+
+later = rpc.Future()  # type: ignore[var-annotated]
+
+
+@rpc.functions.async_execution
+def answer_later() -> Any:
+    return later
+
+
+def run_and_answer() -> list[bool]:
+    worker = session.current().worker
+    recorder.Recorded(answer_later, "f", (worker.id, -1), {})()
+    run = recorder._runs_of(worker)._runs.pop((worker.id, -1))
+    ended = [run.ended > 0]
+    later.set_result(1)
+    return [*ended, run.ended > 0]
+
+
+@inside
+def test_a_function_that_answers_later_has_run_when_it_has_answered() -> None:
+    assert calls.rpc_sync("worker1", run_and_answer) == [False, True]
 
 
 # -- all that a process does for others
