@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from actorrpc.rref import RRef
-    from actorrpc.services.handles import OwnerHandle, UserHandle
+    from actorrpc.services.handles import Dressed, OwnerHandle, UserHandle
 
 _ASKED = frozenset((ASYNC_MARK, "__func__", "__name__", "__qualname__", "__torch_function__", "__wrapped__"))
 """Attributes that Python, torch and this library look for on anything callable; no proxy has them."""
@@ -82,7 +82,7 @@ def call_method(
     ref: RRef[Any],
     verb: str,
     timeout: float,
-    name: str,
+    name: str | Dressed,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     what: str | None = None,
@@ -91,7 +91,8 @@ def call_method(
     handle = ref._handle
     handle.check()
     worker = handle.service.worker
-    body, what = (name, args, kwargs), what or name
+    body = name, args, kwargs
+    what = what or (name if isinstance(name, str) else name.name)
     with span(verb, what, worker, handle.owner):
         if verb == "rpc_sync":
             return worker.wait_result(worker.request(handle.owner, handle.ref, body, timeout, what))

@@ -9,7 +9,7 @@ import torch
 
 from actorrpc.errors import NotAMemberError
 from actorrpc.options import UNSET_RPC_TIMEOUT
-from actorrpc.profiling import span
+from actorrpc.profiling import fetching, span
 from actorrpc.proxies import Proxy
 from actorrpc.runtime.completion import check_seconds
 from actorrpc.runtime.futures import Future
@@ -137,7 +137,8 @@ class RRef(Generic[T]):
         handle.check()
         self._check_open("to_here() on it after deletion")
         worker = handle.service.worker
-        value: T = worker.wait_result(worker.request(handle.owner, handle.ref, (None, (), {}), timeout, "to_here"))
+        with fetching(worker, handle.owner):
+            value: T = worker.wait_result(worker.request(handle.owner, handle.ref, (None, (), {}), timeout, "to_here"))
         return value
 
     def backward(self, dist_autograd_ctx_id: int = -1, retain_graph: bool = False) -> None:
@@ -218,7 +219,7 @@ class RRef(Generic[T]):
             handle.check()
             worker = handle.service.worker
             body: tuple[Any, ...] = type, (), {}
-            with span("rpc_async", "_rref_typeof_on_owner", worker, handle.owner):
+            with span("rpc_async", "_rref_typeof_on_owner", worker, handle.owner):  # torch's name for it
                 future = handle.type = Future._of_call(
                     worker, lambda then: worker.request(handle.owner, handle.ref, body, timeout, "_get_type", then=then)
                 )

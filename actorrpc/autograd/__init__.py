@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from actorrpc.autograd.checking import check
+from actorrpc.profiling import block
 from actorrpc.runtime.handling import NO_CONTEXT, here
 from actorrpc.services.autograd import Autograd
 from actorrpc.session import current
@@ -69,7 +70,8 @@ def backward(context_id: int, roots: Sequence[torch.Tensor] | torch.Tensor, reta
         WorkerLostError: a worker that took part is gone.
         BaseException: what a node or hook raised on whatever worker, with its remote traceback as the cause.
     """
-    _service().backward(context_id, roots, retain_graph)
+    with block("torch::distributed::autograd::backward"):  # torch's name for it
+        _service().backward(context_id, roots, retain_graph)
 
 
 def get_gradients(context_id: int) -> dict[torch.Tensor, torch.Tensor]:

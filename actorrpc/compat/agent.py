@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import time
 from typing import Any
 
+import torch
+
+from actorrpc import rpc
 from actorrpc.backends import BackendType
 from actorrpc.options import RpcBackendOptions
-from actorrpc.rpc import get_worker_info, init_rpc
+from actorrpc.rpc import get_worker_info
 from actorrpc.session import Session, current, foreign, is_available
 from actorrpc.workers import WorkerInfo, info_of
 
@@ -95,6 +100,21 @@ def _gil_wait_us() -> float:
     begun = time.perf_counter()
     time.sleep(_GIL_PROBE_SECONDS)
     return max(0.0, time.perf_counter() - begun - _GIL_PROBE_SECONDS) * 1e6
+
+
+@functools.wraps(rpc.init_rpc)
+def init_rpc(
+    name: str,
+    backend: Any = None,
+    rank: int = -1,
+    world_size: int | None = None,
+    rpc_backend_options: Any = None,
+) -> None:
+    with contextlib.suppress(TypeError, ValueError):  # which init_rpc raises, and tells the others
+        number, _ = rpc._numbers(rank, world_size)
+        # First: an event of a profile that begins before and ends afterwards would have two node ids.
+        torch._C._distributed_rpc._set_profiler_node_id(number)
+    rpc.init_rpc(name, backend, rank, world_size, rpc_backend_options)
 
 
 def _init_rpc_backend(

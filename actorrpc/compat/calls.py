@@ -8,17 +8,45 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from actorrpc import rpc
+from actorrpc.compat import profiler
 from actorrpc.compat.futures import wait_all
 from actorrpc.options import UNSET_RPC_TIMEOUT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from actorrpc.rref import RRef
     from actorrpc.runtime.futures import Future
     from actorrpc.workers import To
 
 _thread_local_var = threading.local()
 """Its `future_list` is there within `_wait_all`: the futures that this thread's calls have returned."""
+
+
+@functools.wraps(rpc.rpc_sync)
+def rpc_sync(
+    to: To,
+    func: Callable[..., Any],
+    args: tuple[Any, ...] | list[Any] | None = None,
+    kwargs: dict[str, Any] | None = None,
+    timeout: float = UNSET_RPC_TIMEOUT,
+) -> Any:
+    if profiler.is_on():
+        return profiler.call(rpc.rpc_sync, to, func, args, kwargs, timeout)
+    return rpc.rpc_sync(to, func, args, kwargs, timeout)
+
+
+@functools.wraps(rpc.remote)
+def remote(
+    to: To,
+    func: Callable[..., Any],
+    args: tuple[Any, ...] | list[Any] | None = None,
+    kwargs: dict[str, Any] | None = None,
+    timeout: float = UNSET_RPC_TIMEOUT,
+) -> RRef[Any]:
+    if profiler.is_on():
+        return profiler.call(rpc.remote, to, func, args, kwargs, timeout)  # type: ignore[no-any-return]
+    return rpc.remote(to, func, args, kwargs, timeout)
 
 
 @functools.wraps(rpc.rpc_async)
@@ -29,7 +57,10 @@ def rpc_async(
     kwargs: dict[str, Any] | None = None,
     timeout: float = UNSET_RPC_TIMEOUT,
 ) -> Future[Any]:
-    future = rpc.rpc_async(to, func, args, kwargs, timeout)
+    if profiler.is_on():
+        future: Future[Any] = profiler.call(rpc.rpc_async, to, func, args, kwargs, timeout)
+    else:
+        future = rpc.rpc_async(to, func, args, kwargs, timeout)
     collected = getattr(_thread_local_var, "future_list", None)
     if collected is not None:
         collected.append(future)

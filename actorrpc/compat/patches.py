@@ -12,11 +12,6 @@ import sys
 from typing import Any
 
 import torch
-import torch.distributed.autograd
-import torch.distributed.nn.api.remote_module
-import torch.distributed.optim.optimizer
-import torch.distributed.rpc
-import torch.futures
 
 from actorrpc import autograd, backends, functions, optim, options, rpc, rref, workers
 from actorrpc.compat import (
@@ -27,6 +22,7 @@ from actorrpc.compat import (
     failures,
     futures,
     gather,
+    profiler,
     remote_module,
     scripted,
     statistics,
@@ -63,7 +59,7 @@ _RPC: dict[str, Any] = {
     "_set_rpc_timeout": rpc._set_rpc_timeout,
     "enable_gil_profiling": agent.enable_gil_profiling,
     "get_rpc_timeout": rpc.get_rpc_timeout,
-    "init_rpc": rpc.init_rpc,
+    "init_rpc": agent.init_rpc,
 }
 
 _API: dict[str, Any] = {
@@ -73,9 +69,9 @@ _API: dict[str, Any] = {
     "_wait_all": calls._wait_all,
     "_wait_all_workers": gather._wait_all_workers,
     "get_worker_info": rpc.get_worker_info,
-    "remote": rpc.remote,
+    "remote": calls.remote,
     "rpc_async": calls.rpc_async,
-    "rpc_sync": rpc.rpc_sync,
+    "rpc_sync": calls.rpc_sync,
     "shutdown": rpc.shutdown,
 }
 
@@ -124,8 +120,8 @@ def install() -> None:
     if torch._C._distributed_rpc._is_current_rpc_agent_set():
         raise RuntimeError("torch.distributed.rpc is in use in this process already; install comes before init_rpc")
     replaced: dict[int, tuple[object, object]] = {}
-    for module_name, names in _TABLE.items():
-        module = importlib.import_module(module_name)
+    modules = [(importlib.import_module(name), names) for name, names in _TABLE.items()]  # all, before one is changed
+    for module, names in modules:
         for name, new in names.items():
             old = getattr(module, name, None)
             if isinstance(old, type) or callable(old):
@@ -139,6 +135,7 @@ def install() -> None:
                     setattr(module, name, new)
     # Torch's own pickler asks for it, which programs may call.
     setattr(rref.RRef, "_serialize", rref.RRef.__reduce__)  # noqa: B010
+    profiler.install()
     scripted.install()
     failures.show()
     children.install()

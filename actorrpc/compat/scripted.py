@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import functools
 import re
+import sys
 import threading
+from types import CodeType, FrameType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,6 +38,8 @@ class _Compiling(threading.local):
 
 
 _compiling = _Compiling()
+_codes: set[CodeType] = set()
+"""Of the functions that run as Python."""
 
 
 def install() -> None:
@@ -58,7 +62,11 @@ def install() -> None:
             raise
         finally:
             _compiling.depth -= 1
-        return obj if outermost and compiled is not obj and _needs_the_agent(compiled) else compiled
+        if outermost and compiled is not obj and _needs_the_agent(compiled):
+            if isinstance(obj, FunctionType):
+                _codes.add(obj.__code__)
+            return obj
+        return compiled
 
     torch.jit.script = script
 
@@ -98,3 +106,13 @@ def _nodes(block: Any) -> Iterator[Any]:
 
 def _is_call(node: Any) -> bool:
     return node.kind() in _OPERATORS or any(_REFERENCE.search(str(value.type())) for value in node.outputs())
+
+
+def is_running() -> bool:
+    """Returns whether the present thread is in a scripted function that makes calls; looks through the whole stack."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code in _codes:
+            return True
+        frame = frame.f_back
+    return False

@@ -276,7 +276,7 @@ class Future(torch.futures.Future, Generic[T]):  # type: ignore[type-arg]
             else:
                 child.set_result(value)
 
-        self.add_done_callback(run)
+        Future.add_done_callback(self, run)  # which a subclass may have do more with what its users give it
         return child
 
     @exposed

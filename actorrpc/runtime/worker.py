@@ -81,6 +81,8 @@ class Worker:
         """Takes greetings, in the control lane."""
         self.tracer: Tracer | None = None
         """Records the tensors of messages that belong to an autograd context."""
+        self.around: Callable[[Callable[..., Any], Any, Any], Any] | None = None
+        """Calls, with their arguments, the functions and methods that others ask for; None where nobody looks on."""
         self.services: dict[type, Any] = {}
         """What is installed here, by type, for those who only know the worker."""
         self.crew = Crew(record.name, transport, clock, self._route, threads)

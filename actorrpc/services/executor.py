@@ -54,10 +54,11 @@ def invoke(
         BaseException: what the function raised.
     """
     mark = function if mark is None else mark
+    around = message.worker.around
+    result = function(*args, **kwargs) if around is None else around(function, args, kwargs)
     if is_async(mark):
-        _deliver(message, mark, function(*args, **kwargs), give)
+        _deliver(message, mark, result, give)
     else:
-        result = function(*args, **kwargs)
         if isinstance(result, CoroutineType):
             result.close()
             name = getattr(function, "__qualname__", repr(function))

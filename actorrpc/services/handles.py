@@ -27,6 +27,20 @@ if TYPE_CHECKING:
     from actorrpc.services.objects import Objects
 
 
+class Dressed:
+    """A method's name, sent with something to be done around the method's call. To be subclassed.
+
+    Attributes:
+        name: the method's.
+    """
+
+    name: str
+
+    def around(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns what is called instead of the object's method, on the owner."""
+        raise NotImplementedError
+
+
 class Entry:
     """The owner's side of a reference: the object, or the error of its creation. It is the cell of the reference's id.
 
@@ -130,15 +144,19 @@ class Entry:
             self._waiting.append(message)
 
     def run(self, message: Message) -> None:
-        """Runs a method. Instead of its name there may be a function to call with the object, or None for a copy."""
+        """Runs a method. Instead of its name there may be the name with what is to be done around it, a function to
+        call with the object, or None for a copy.
+        """
         with keeping(message) as give:
             method, args, kwargs = message.load()
-            if method is None:
-                give(self.value)
-            elif callable(method):
-                give(method(self.value, *args, **kwargs))
-            else:
+            if isinstance(method, str):
                 invoke(message, self._method(method), args, kwargs, give)
+            elif isinstance(method, Dressed):
+                invoke(message, method.around(self._method(method.name)), args, kwargs, give)
+            elif method is None:
+                give(self.value)
+            else:
+                give(method(self.value, *args, **kwargs))
 
     def _method(self, name: str) -> Callable[..., Any]:
         """Returns a method of the object.

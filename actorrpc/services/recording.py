@@ -71,7 +71,9 @@ class Received:
         self.generation = context.generation
 
 
-class _Send(torch.autograd.Function):
+class SendRpc(torch.autograd.Function):
+    """A message's sending, in the graph. Traces show its node under torch's name, `SendRpcBackward`."""
+
     @staticmethod
     def forward(ctx: Any, sent: Sent, _: torch.Tensor, *tensors: torch.Tensor) -> torch.Tensor:
         ctx.sent = sent
@@ -84,7 +86,9 @@ class _Send(torch.autograd.Function):
         return None, None, *sent.context.running().gradients_of(sent)
 
 
-class _Receive(torch.autograd.Function):
+class RecvRpc(torch.autograd.Function):
+    """A message's receipt, in the graph: `RecvRpcBackward`."""
+
     @staticmethod
     def forward(ctx: Any, received: Received, _: torch.Tensor, tensors: list[torch.Tensor]) -> Any:
         ctx.received = received
@@ -124,7 +128,7 @@ class SendingTrace:
             with self._context.lock, torch.enable_grad():
                 if self._context.over:
                     return
-                self._context.token = _Send.apply(sent, self._context.token, *tensors)  # type: ignore[no-untyped-call]
+                self._context.token = SendRpc.apply(sent, self._context.token, *tensors)  # type: ignore[no-untyped-call]
                 self._context.note_sent(sent)
 
     def undo(self) -> None:
@@ -160,7 +164,7 @@ class ReceivingTrace:
                     return
                 received = Received(context, self._sender, self._number)
                 # The outputs are no inputs of the function, so they become non-leaves in place, Parameters included.
-                context.token, *_ = _Receive.apply(received, context.token, tensors)  # type: ignore[no-untyped-call]
+                context.token, *_ = RecvRpc.apply(received, context.token, tensors)  # type: ignore[no-untyped-call]
                 context.note_received(received)
 
     def undo(self) -> None:

@@ -37,9 +37,9 @@ def test_a_call_is_named_by_verb_function_caller_and_callee() -> None:
     assert run_world(traced, 2)[0] == {
         "rpc_sync#double(worker0 -> worker1)",
         "rpc_async#double(worker0 -> worker1)",
-        "remote#double(worker0 -> worker1)",
+        "rpc_remote#double(worker0 -> worker1)",
         "rpc_sync#aten::add(worker0 -> worker1)",
         "rpc_sync#double(worker0 -> worker0)",
-        "remote#Box(worker0 -> worker1)",
+        "rpc_remote#Box(worker0 -> worker1)",
         "rpc_sync#get(worker0 -> worker1)",
     }
