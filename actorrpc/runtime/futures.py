@@ -336,9 +336,10 @@ def _copy_state(error: BaseException, made: BaseException) -> None:
         if kind is BaseException:
             break
         for name, field in vars(kind).items():  # what is not in __dict__: the file name of an OSError, __slots__
-            if isinstance(field, _FIELDS) and name not in ("__dict__", "__weakref__"):
+            value = getattr(error, name, None) if isinstance(field, _FIELDS) else None
+            if value is not None and name not in ("__dict__", "__weakref__"):
                 with contextlib.suppress(Exception):
-                    put(name, getattr(error, name))
+                    put(name, value)
     made.__dict__.update({**vars(error), ORIGINAL: error})
     put("__cause__", error.__cause__)
     put("__suppress_context__", error.__suppress_context__)
