@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import time
 import warnings
 
 import torch
@@ -90,8 +91,10 @@ def run(rank: int, port: str) -> None:
         group.pair("table", {"x": [1.5, 2.5]})
         group.register("add", counter.add)
         kept = OrderedServerSimpleImpl("versions", group)  # noqa: F841
-    group.barrier()
+        group.pair("ready", True)
     if rank == 0:
+        while not group.is_paired("ready"):  # Machin's barrier may miss that it is over
+            time.sleep(0.01)
         print("library", rpc.init_rpc.__module__, flush=True)
         ask(group)
     world.stop()
