@@ -128,7 +128,7 @@ def install() -> None:
                 replaced[id(old)] = old, new
             setattr(module, name, new)
     for module_name, module in list(sys.modules.items()):
-        if module_name.split(".")[0] == "torch" and not module_name.startswith("torch._C"):
+        if module_name.split(".")[0] == "torch":
             for name, value in list(vars(module).items()):
                 old, new = replaced.get(id(value), (None, None))
                 if value is old and old is not None:
@@ -138,5 +138,6 @@ def install() -> None:
     profiler.install()
     scripted.install()
     failures.show()
+    failures.be_runtime_errors()
     children.install()
     _installed = True

@@ -8,10 +8,13 @@ which look at it.
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import functools
 import logging
 import math
 import threading
+import types
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
@@ -34,6 +37,7 @@ log = logging.getLogger("actorrpc")
 T = TypeVar("T")
 S = TypeVar("S")
 _Base: Any = torch.futures.Future
+_FIELDS = (types.MemberDescriptorType, types.GetSetDescriptorType)
 
 
 class Future(torch.futures.Future, Generic[T]):  # type: ignore[type-arg]
@@ -272,7 +276,7 @@ class Future(torch.futures.Future, Generic[T]):  # type: ignore[type-arg]
             try:
                 value = callback(self)
             except BaseException as e:
-                child.set_exception(_as_torch_raises(e))
+                child.set_exception(as_torch_raises(e))
             else:
                 child.set_result(value)
 
@@ -304,20 +308,41 @@ def _raise(error: BaseException) -> None:
     raise error
 
 
-def _as_torch_raises(error: BaseException) -> BaseException:
+def as_torch_raises(error: BaseException) -> BaseException:
     """Returns an error that is of its own type and a RuntimeError; it travels as what it was."""
     if not isinstance(error, Exception) or isinstance(error, RuntimeError):
         return error
-    kind = type(error)
+    kind: Any = type(error)
     try:
-        both = type(kind.__name__, (kind, RuntimeError), {"__module__": kind.__module__, "__reduce__": _as_it_was})
+        both = _also_runtime_error(kind)
         made: BaseException = both.__new__(both, *error.args)
-    except TypeError:  # their layouts, or its constructor, do not allow it
+    except Exception:  # their layouts, its constructor or its metaclass do not allow it
         return error
-    made.args = error.args
-    made.__dict__.update({**vars(error), ORIGINAL: error})
-    made.__cause__, made.__suppress_context__ = error.__cause__, error.__suppress_context__
+    _copy_state(error, made)
     return made.with_traceback(error.__traceback__)
+
+
+@functools.lru_cache(maxsize=128)
+def _also_runtime_error(kind: type) -> type:
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__reduce__": _as_it_was}
+    return type(kind.__name__, (kind, RuntimeError), names)
+
+
+def _copy_state(error: BaseException, made: BaseException) -> None:
+    # Not by assignment: the exception may be a frozen dataclass, or have a __setattr__ of its own.
+    put = functools.partial(BaseException.__setattr__, made)
+    put("args", error.args)
+    for kind in type(error).__mro__:
+        if kind is BaseException:
+            break
+        for name, field in vars(kind).items():  # what is not in __dict__: the file name of an OSError, __slots__
+            value = getattr(error, name, None) if isinstance(field, _FIELDS) else None
+            if value is not None and name not in ("__dict__", "__weakref__"):
+                with contextlib.suppress(Exception):
+                    put(name, value)
+    made.__dict__.update({**vars(error), ORIGINAL: error})
+    put("__cause__", error.__cause__)
+    put("__suppress_context__", error.__suppress_context__)
 
 
 def _as_it_was(error: Any) -> Any:
@@ -330,6 +355,9 @@ def _same(error: BaseException) -> BaseException:
 
 def _bare_copy(error: BaseException, depth: int = 8) -> BaseException:
     """Copies an error, its causes and a group's errors, all without tracebacks."""
+    original = getattr(error, ORIGINAL, None)
+    if original is not None:
+        return as_torch_raises(_bare_copy(original, depth))
     try:
         made = copy.copy(error)
     except Exception:  # an exception class of the user's that cannot be copied

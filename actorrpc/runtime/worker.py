@@ -65,6 +65,9 @@ class Worker:
         timeout: seconds that a call gets which names none; 0 for ever.
     """
 
+    raised_as: Callable[[Exception], BaseException] = staticmethod(lambda error: error)
+    """What a caller sees of a callee's error."""
+
     def __init__(self, record: Record, transport: Transport, clock: Clock, *, threads: int, timeout: float) -> None:
         self.record, self.transport, self.clock, self.timeout = record, transport, clock, timeout
         self.id = record.id
@@ -365,7 +368,7 @@ class Worker:
         error = read_failure([memoryview(frames[0])[HEADER_SIZE:], *frames[1:]], self.codec)
         try:
             if isinstance(error, Exception):
-                raise error
+                raise self.raised_as(error)
             # A callee's sys.exit or Ctrl-C must not end the caller.
             raise RemoteError(f"the call ended with {error!r}", type_name=type(error).__qualname__) from error
         finally:
