@@ -30,6 +30,9 @@ PROCESS_GROUP_IS_GONE = (
     "or leave both out"
 )
 
+_OF_TORCH: type | tuple[()] = getattr(getattr(torch._C, "_distributed_rpc", None), "RpcBackendOptions", ())
+"""Torch's own class, which not all platforms have; the stand-in puts another one in its place later."""
+
 Device = Union[int, str, torch.device]  # noqa: UP007  an alias, which mypy wants so
 """A device of a worker: a number means that CUDA device, also where this machine has none."""
 
@@ -259,8 +262,7 @@ class ProcessGroupRpcBackendOptions(RpcBackendOptions):
 
 def is_of_torch(kind: type) -> bool:
     """Returns whether a class is one of the options of `torch.distributed.rpc`, or derived from one."""
-    theirs = getattr(torch._C, "_distributed_rpc", None)  # not all platforms have it
-    return theirs is not None and issubclass(kind, theirs.RpcBackendOptions)
+    return issubclass(kind, _OF_TORCH)
 
 
 def own_options(options: object) -> RpcBackendOptions:
