@@ -184,7 +184,9 @@ class Keeper:
         assert self._poll is not None
         ended = {fd for fd, _ in self._poll.poll(0)}
         for number, fd in list(self._pidfds.items()):
-            if fd in ended and number not in self._ended:
+            if self._worker.peers[number].standing is not Standing.MEMBER:  # it said goodbye, and its process goes on
+                self.unwatch(number)
+            elif fd in ended and number not in self._ended:
                 self._ended[number] = _End(time)
 
     def _hear_out(self, time: float) -> None:
