@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("actorrpc")
 _WORD_SECONDS = 2.0
+_GOODBYE_SECONDS = 5.0
 
 
 class Directory:
@@ -247,7 +249,12 @@ class Member:
             worker.members.lose(message.caller, rest[0], Standing.LEFT)
         elif verb == "gone":
             number, standing, reason = rest
-            worker.members.lose(number, f"{reason} (rank 0 says)", Standing(standing))
+            peer, lose = worker.peers.get(number), worker.members.lose
+            news = functools.partial(lose, number, f"{reason} (rank 0 says)", Standing(standing))
+            if peer is not None and peer.leaving and standing == Standing.LEFT.value:
+                worker.keeper.after(_GOODBYE_SECONDS, news)  # its own goodbye comes, after its last answers
+            else:
+                news()
 
     def _gone(self, peer: Peer) -> None:
         if peer.record.id == 0 and not self.ended.done:

@@ -104,16 +104,14 @@ class Elastic:
             self.learn(devices)
             worker.tell(message.caller, DIRECTORY, ("noted", number), control=True)
         elif verb == "leaving":
-            peer = worker.peers[message.caller]
-            told = self.note_leaving(peer)
-            message.reply(told)
+            self.note_leaving(worker.peers[message.caller])
+            message.reply(None)  # after all that was sent to it before
 
     @staticmethod
-    def note_leaving(peer: Peer) -> int:
-        """Begins no calls to a peer any more; returns how many messages have gone to it."""
+    def note_leaving(peer: Peer) -> None:
+        """Begins no calls to a peer any more."""
         with peer.lock:
             peer.leaving, peer.reason = True, "it has called shutdown"
-            return peer.told
 
     # -- leaving
 
@@ -126,39 +124,34 @@ class Elastic:
         self._leaving = True
         if self.door is not None:
             self.door.shut(deadline)
-        worker, told = self._worker, self._have_noted(deadline)
+        self._have_noted(deadline)
+        worker = self._worker
         objects: Objects = worker.services[Objects]
         still, end = 0, None
         while still < 2:  # what a callback of the last call begins shall be seen, too
             now = worker.clock.now()
             if deadline is not None and now >= deadline:
                 return False
-            quiet = worker.quiet and all(self._has_heard(n, count) for n, count in told.items())
-            end = (end or now + _ACCEPTED_SECONDS) if quiet else None
+            end = (end or now + _ACCEPTED_SECONDS) if worker.quiet else None
             settled = end is not None and (now >= end or not objects.statistics()["children"])
             still = still + 1 if settled else 0
             worker.wait(Completion(), now + _LOOK_SECONDS, lead=False)
         return True
 
-    def _have_noted(self, deadline: float | None) -> dict[int, int]:
-        """Tells all others; returns how many messages each has sent here, where it says so."""
-        worker, calls, told = self._worker, {}, {}
+    def _have_noted(self, deadline: float | None) -> None:
+        """Tells all others. As messages keep their order, what they had sent is here when they have answered."""
+        worker, calls = self._worker, []
         seconds = _NOTE_SECONDS if deadline is None else min(_NOTE_SECONDS, max(0.1, deadline - worker.clock.now()))
         for number in self._others():
             try:
-                calls[number] = worker.request(number, ELASTIC, ("leaving",), seconds, flags=Flag.CONTROL)
+                calls.append(worker.request(number, ELASTIC, ("leaving",), seconds, flags=Flag.CONTROL))
             except ActorRPCError as e:
                 log.debug("%s: %s", worker.record.name, e)
-        for number, call in calls.items():
+        for call in calls:
             try:
-                told[number] = worker.wait_result(call)
+                worker.wait_result(call)
             except ActorRPCError as e:  # it is gone, or does not answer anybody
                 log.debug("%s: %s", worker.record.name, e)
-        return told
-
-    def _has_heard(self, number: int, count: int) -> bool:
-        peer = self._worker.peers[number]
-        return peer.heard >= count or peer.standing is not Standing.MEMBER
 
     def at_work(self) -> str:
         """Says in words what a leaving that does not come to an end waits for."""
