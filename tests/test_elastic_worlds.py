@@ -18,7 +18,7 @@ import actorrpc as rpc
 from actorrpc import autograd as dist_autograd
 from actorrpc import session
 from actorrpc.optim import DistributedOptimizer
-from actorrpc.services import elastic
+from actorrpc.services import elastic, rendezvous
 from actorrpc.services.devices import Placement
 from actorrpc.services.objects import Objects
 from actorrpc.services.store import HintStore
@@ -64,6 +64,8 @@ def kept() -> dict[str, Any]:
 
 def come(rank: int, method: str, name: str = "", door: float = 0.0, **more: Any) -> Seen:
     elastic.DOOR_SECONDS = door
+    rendezvous._SILENCE_SECONDS = 0.5
+    rendezvous._LAST_WORD_SECONDS = 0.3
     make = more.pop("make", options)
     rpc.init_rpc(name or f"w{rank}", rank=rank, rpc_backend_options=make(method, **more))
     return present()
@@ -241,6 +243,7 @@ def test_without_a_rank_nobody_comes(place: Place) -> None:
 
 def test_a_name_or_rank_in_use_is_refused_on_the_newcomer_alone_naming_the_holder(place: Place) -> None:
     place.come(0, 1)
+    place.on(0, lambda: setattr(elastic, "_HOLDER_SECONDS", 0.3))
     holder = f'worker "w1" (rank 1, host {os.uname().nodename}, pid {place.world.pid(1)})'
     text = place.on(2, fail_to_come, 2, place.method, "w1")
     assert 'name "w1"' in text

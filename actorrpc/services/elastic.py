@@ -102,7 +102,7 @@ class Elastic:
             number, records, devices = rest
             worker.members.admit(records)
             self.learn(devices)
-            worker.tell(message.caller, DIRECTORY, ("noted", number), control=True)
+            _tell(worker, message.caller, DIRECTORY, ("noted", number))
         elif verb == "leaving":
             self.note_leaving(worker.peers[message.caller])
             message.reply(None)  # after all that was sent to it before
@@ -311,7 +311,7 @@ class Door:
         self._round += 1
         self._awaited = set()
         for number in present:
-            if number != worker.id and self._tell(number, ELASTIC, ("news", self._round, records, devices)):
+            if number != worker.id and _tell(worker, number, ELASTIC, ("news", self._round, records, devices)):
                 self._awaited.add(number)
         for record in records:  # so that their deaths are noticed
             try:
@@ -354,21 +354,23 @@ class Door:
         self._batch = [hello for hello in self._batch if hello.record.id != number]
         self._awaited.discard(number)
         for other in _members(self._worker):
-            self._tell(other, MEMBER, ("gone", number, peer.standing.value, peer.reason))
+            _tell(self._worker, other, MEMBER, ("gone", number, peer.standing.value, peer.reason))
         if self._batch:
             self._end_round()
         else:
             self._awaited.clear()
             self._begin_round()
 
-    def _tell(self, to: int, target: tuple[int, int], body: object) -> bool:
-        try:
-            self._worker.tell(to, target, body, control=True)
-        except ActorRPCError as e:
-            log.debug("%s: %s", self._worker.record.name, e)
-            return False
-        return True
-
 
 def _members(worker: Worker) -> list[int]:
     return [n for n, peer in list(worker.peers.items()) if peer.standing is Standing.MEMBER]
+
+
+def _tell(worker: Worker, to: int, target: tuple[int, int], body: object) -> bool:
+    """Tells somebody something, if they are still there, and this worker is; returns whether it left."""
+    try:
+        worker.tell(to, target, body, control=True)
+    except ActorRPCError as e:
+        log.debug("%s: %s", worker.record.name, e)
+        return False
+    return True

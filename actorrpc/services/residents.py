@@ -46,7 +46,7 @@ class Residents:
         self.hellos: dict[int, Hello] = {first.record.id: first}
         """By id; the record in each has that id."""
         self._used = {first.record.id}
-        self._numbers = itertools.count(_AGAIN)
+        self._next = _AGAIN
 
     def known(self, incarnation: int) -> Record | None:
         """Returns the record of a worker that is in, with its id."""
@@ -87,12 +87,10 @@ class Residents:
         return made
 
     def _free(self) -> int:
-        for number in self._numbers:
-            if number < IDS and number not in self._used:
-                return number
-            if number >= IDS:  # what is left is below
-                self._numbers = itertools.count(1)
-        raise AssertionError("a count does not end")
+        above, below = range(self._next, IDS), range(1, min(_AGAIN, IDS))
+        number = next(n for n in itertools.chain(above, below) if n not in self._used)
+        self._next = max(self._next, number + 1)
+        return number
 
     def leave(self, number: int) -> None:
         """Forgets a worker that is gone; its name and rank are free."""
