@@ -10,6 +10,7 @@ from pathlib import Path
 
 from actorrpc.compat import install
 from actorrpc.compat.children import VARIABLE
+from actorrpc.compat.compare import compare
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -27,10 +28,18 @@ def main(arguments: list[str] | None = None) -> None:
         "processes that it starts.",
     )
     run.add_argument("--quiet", action="store_true", help="do not say on stderr that actorrpc stands in")
+    run.add_argument(
+        "--compare",
+        action="store_true",
+        help="run it twice, under torch.distributed.rpc and under actorrpc, and print how outputs and times differ",
+    )
     run.add_argument("-m", dest="module", action="store_true", help="PROGRAM is the name of a module, as in python -m")
     run.add_argument("program", metavar="PROGRAM", help="a Python file")
     run.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARG", help="what the program is given")
     options = parser.parse_args(arguments)
+    if options.compare:
+        print(compare(options.program, options.arguments, module=options.module))
+        return
     run_program(options.program, options.arguments, module=options.module, quiet=options.quiet)
 
 

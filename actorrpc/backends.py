@@ -214,7 +214,7 @@ def backend_of(backend: object) -> BackendType:
         )
     hint = f"; write BackendType[{backend!r}]" if isinstance(backend, str) and backend_registered(backend) else ""
     raise TypeError(
-        f"backend must be a member of BackendType, not {backend!r} of type {type(backend).__name__}{hint}; "
+        f"Argument backend must be a member of BackendType, not {backend!r} of type {type(backend).__name__}{hint}; "
         f"there are: {', '.join(map(repr, BackendType))}"
     )
 
@@ -237,8 +237,8 @@ def choose(backend: object, options: object) -> tuple[BackendType, Any]:
     if not _is_kind_of_options(type(options)):
         kind = type(options)
         raise TypeError(
-            f"rpc_backend_options must be RpcBackendOptions, such as actorrpc.TensorPipeRpcBackendOptions, not "
-            f"{kind.__module__}.{kind.__qualname__}"
+            f"Argument rpc_backend_options must be an instance of RpcBackendOptions, such as "
+            f"TensorPipeRpcBackendOptions, not {kind.__module__}.{kind.__qualname__}"
         )
     if chosen is None:
         chosen = _inferred(options)
@@ -263,8 +263,9 @@ def _inferred(options: object) -> BackendType:
     if best is None:
         kind = type(options)
         raise TypeError(
-            f"no backend takes options of type {kind.__module__}.{kind.__qualname__}; there are: "
-            f"{', '.join(map(repr, BackendType))}. Derive from TensorPipeRpcBackendOptions, or register a backend"
+            f"Could not infer backend for options of type {kind.__module__}.{kind.__qualname__}: no backend takes "
+            f"them; there are: {', '.join(map(repr, BackendType))}. Derive from TensorPipeRpcBackendOptions, or "
+            f"register a backend"
         )
     return best
 

@@ -75,6 +75,14 @@ class ProtocolError(ActorRPCError):
     """Bytes came in that are not a message of this protocol, or of another version of it."""
 
 
+class InvalidNameError(ActorRPCError, ValueError):
+    """A worker cannot have this name."""
+
+
+class WrongResultError(ActorRPCError, TypeError):
+    """A function that is marked with `functions.async_execution` returned something else than a Future."""
+
+
 class NotAMemberError(ActorRPCError):
     """There is no such worker in the world, or this process is not (or no longer) in one."""
 

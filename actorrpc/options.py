@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import operator
 import os
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Union
 
@@ -260,8 +259,8 @@ class ProcessGroupRpcBackendOptions(RpcBackendOptions):
 
 def is_of_torch(kind: type) -> bool:
     """Returns whether a class is one of the options of `torch.distributed.rpc`, or derived from one."""
-    theirs = sys.modules.get("torch.distributed.rpc")  # absent: nobody can have made any; and not all platforms have it
-    return theirs is not None and issubclass(kind, getattr(theirs, "RpcBackendOptions", ()))
+    theirs = getattr(torch._C, "_distributed_rpc", None)  # not all platforms have it
+    return theirs is not None and issubclass(kind, theirs.RpcBackendOptions)
 
 
 def own_options(options: object) -> RpcBackendOptions:
@@ -278,8 +277,8 @@ def own_options(options: object) -> RpcBackendOptions:
         names = ("rpc_timeout", "init_method", "num_worker_threads", "device_maps", "devices")
         return TensorPipeRpcBackendOptions(**{name: getattr(options, name) for name in names if hasattr(options, name)})
     raise TypeError(
-        f"options of type {kind.__module__}.{kind.__qualname__} do not fit BackendType.TENSORPIPE, which takes "
-        f"RpcBackendOptions or TensorPipeRpcBackendOptions and what is derived from the latter"
+        f"`rpc_backend_options` must be a `TensorPipeRpcBackendOptions`, or what is derived from it, or plain "
+        f"RpcBackendOptions, for BackendType.TENSORPIPE; not {kind.__module__}.{kind.__qualname__}"
     )
 
 
@@ -306,7 +305,10 @@ def _seconds(name: str, value: object, rule: str, holds: Callable[[float], bool]
             raise TypeError
         seconds = float(value)  # type: ignore[arg-type]  # whatever can be a float: numpy's numbers, too
     except TypeError:
-        raise TypeError(f"{name} must be a number of seconds, not {value!r} of type {type(value).__name__}") from None
+        raise TypeError(
+            f"incompatible constructor arguments: {name} must be a number of seconds, not {value!r} of type "
+            f"{type(value).__name__}"
+        ) from None
     if not math.isfinite(seconds) or not holds(seconds):
         raise ValueError(f"{name} {rule}, not {value}")
     return seconds

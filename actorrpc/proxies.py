@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from actorrpc.errors import WorkerLostError
 from actorrpc.profiling import span
 from actorrpc.runtime.futures import Future
 from actorrpc.runtime.handling import NO_CONTEXT, here
@@ -95,9 +96,12 @@ def call_method(
         if verb == "rpc_sync":
             return worker.wait_result(worker.request(handle.owner, handle.ref, body, timeout, what))
         if verb == "rpc_async":
-            return Future._of_call(
-                worker, lambda then: worker.request(handle.owner, handle.ref, body, timeout, what, then=then)
-            )
+            try:
+                return Future._of_call(
+                    worker, lambda then: worker.request(handle.owner, handle.ref, body, timeout, what, then=then)
+                )
+            except WorkerLostError as e:
+                return failed_future(e)
         if verb == "tell":
             return worker.tell(handle.owner, handle.ref, body)
         return ref._wrap(handle.service.create(handle.owner, handle.ref, body, timeout, what))

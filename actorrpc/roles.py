@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from actorrpc.actor import Actor
 from actorrpc.errors import ActorGoneError
 from actorrpc.runtime.handling import here
-from actorrpc.session import check_name
+from actorrpc.workers import check_name
 from actorrpc.world import World
 
 if TYPE_CHECKING:

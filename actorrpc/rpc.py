@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from actorrpc import actor, reducers, rref
 from actorrpc.backends import BackendType, choose, end, register_backend, start
+from actorrpc.errors import WorkerLostError
 from actorrpc.options import (
     DEFAULT_INIT_METHOD,
     UNSET_RPC_TIMEOUT,
@@ -19,6 +20,7 @@ from actorrpc.options import (
     own_options,
 )
 from actorrpc.profiling import span
+from actorrpc.proxies import failed_future
 from actorrpc.runtime.completion import check_seconds
 from actorrpc.runtime.futures import Future
 from actorrpc.runtime.handling import here
@@ -26,7 +28,6 @@ from actorrpc.services.ids import EXECUTOR
 from actorrpc.services.roster import ELASTIC
 from actorrpc.session import (
     Session,
-    check_name,
     current,
     foreign,
     is_available,
@@ -35,7 +36,7 @@ from actorrpc.session import (
     set_foreign,
     withdraw,
 )
-from actorrpc.workers import WorkerInfo, info_of, resolve
+from actorrpc.workers import WorkerInfo, check_name, info_of, resolve
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -87,7 +88,8 @@ def init_rpc(
     What one worker finds wrong is told to the others, where they can be reached, so that all raise at once.
 
     Raises:
-        ValueError: the name, rank, world size or an option is not valid.
+        InvalidNameError: nobody can have this name.
+        ValueError: the rank, world size or an option is not valid.
         TypeError: backend or options are something else, or do not fit together.
         RendezvousError: the workers did not come together in time (it says who is missing), or do not fit together; the
             name or rank is taken, or rank 0 is gone (elastic worlds).
@@ -312,16 +314,21 @@ def rpc_async(
     """Calls a function on a worker and returns a Future of its result at once. Arguments: see `rpc_sync`.
 
     Raises:
-        WorkerLostError, SerializationError, NotAMemberError: nothing was sent; see `rpc_sync`.
+        SerializationError, NotAMemberError: nothing was sent; see `rpc_sync`.
 
-    Whatever else the call comes to is raised by `Future.wait`.
+    Whatever else the call comes to is raised by `Future.wait`: WorkerLostError, too, also where nothing was sent.
 
     Tensors over 64 KiB are not copied before they leave: leave them unchanged until the future is done.
     """
     worker, body = current().worker, _body(func, args, kwargs)
     number = resolve(worker, to)
     with span("rpc_async", func, worker, number):
-        return Future._of_call(worker, lambda then: worker.request(number, EXECUTOR, body, timeout, func, then=then))
+        try:
+            return Future._of_call(
+                worker, lambda then: worker.request(number, EXECUTOR, body, timeout, func, then=then)
+            )
+        except WorkerLostError as e:  # found now or later is a matter of chance; a loop over workers is to go on
+            return failed_future(e)
 
 
 def remote(

@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 
+from actorrpc.errors import NotAMemberError
 from actorrpc.options import UNSET_RPC_TIMEOUT
+from actorrpc.profiling import span
 from actorrpc.proxies import Proxy
 from actorrpc.runtime.completion import check_seconds
 from actorrpc.runtime.futures import Future
+from actorrpc.runtime.handling import here
 from actorrpc.services.autograd import Autograd
 from actorrpc.services.handles import OwnerHandle, UserHandle
 from actorrpc.services.ids import CREATOR, EXECUTOR, OWN_NUMBER, ROOT
@@ -91,9 +94,13 @@ class RRef(Generic[T]):
 
     def confirmed_by_owner(self) -> bool:
         """Returns whether the owner is known to know of this reference: for one that `remote` made, whether the object
-        has been made, or has failed to be. Always true on the owner.
+        has been made, or has failed to be. Always true on the owner. A handler that asks this of a reference which
+        came in a message waits for the owner to know of it, as torch does before it calls the function.
         """
-        return self._handle.confirmed
+        handle = self._handle
+        if here.handling is not None and isinstance(handle, UserHandle) and handle.fork.id != handle.ref:
+            return handle.confirmed or not _has_failed(handle.future())
+        return handle.confirmed
 
     def local_value(self) -> T:
         """Returns the object itself, on its owner; waits for it while it is being made.
@@ -108,8 +115,8 @@ class RRef(Generic[T]):
         """
         if not isinstance(self._handle, OwnerHandle):
             raise RuntimeError(
-                f"local_value() works on the owner only: this is {self._worker}, the owner is {self.owner_name()!r}; "
-                f"to_here() fetches a copy"
+                f"For {self._spelled()}, can't call localValue() on user {_spelled(info_of(self._worker.record))}. "
+                f"Call it on owner {_spelled(self.owner())}; to_here() fetches a copy"
             )
         return self._own_value(self._handle, "local_value", None)
 
@@ -128,6 +135,7 @@ class RRef(Generic[T]):
         if isinstance(handle, OwnerHandle):
             return self._own_value(handle, "to_here", timeout)
         handle.check()
+        self._check_open("to_here() on it after deletion")
         worker = handle.service.worker
         value: T = worker.wait_result(worker.request(handle.owner, handle.ref, (None, (), {}), timeout, "to_here"))
         return value
@@ -147,8 +155,8 @@ class RRef(Generic[T]):
         if not self.is_owner():
             if dist_autograd_ctx_id < 0:
                 raise RuntimeError(
-                    f"without a context id, backward() works on the owner only: this is {self._worker}, the owner is "
-                    f"{self.owner_name()!r}; give it the id of the autograd context"
+                    f"User RRefs require 'dist_autograd_ctx_id' to be specified, the id of the autograd context: this "
+                    f"is {self._worker}, the owner is {self.owner_name()!r}; without it, backward() works there only"
                 )
             handle = self._handle
             handle.check()
@@ -210,9 +218,10 @@ class RRef(Generic[T]):
             handle.check()
             worker = handle.service.worker
             body: tuple[Any, ...] = type, (), {}
-            future = handle.type = Future._of_call(
-                worker, lambda then: worker.request(handle.owner, handle.ref, body, timeout, "_get_type", then=then)
-            )
+            with span("rpc_async", "_rref_typeof_on_owner", worker, handle.owner):
+                future = handle.type = Future._of_call(
+                    worker, lambda then: worker.request(handle.owner, handle.ref, body, timeout, "_get_type", then=then)
+                )
         return future.wait() if blocking else future
 
     def rpc_sync(self, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
@@ -259,13 +268,26 @@ class RRef(Generic[T]):
             return repr(self)
         if isinstance(handle, OwnerHandle):
             return f"OwnerRRef({_unique(handle.ref)})"
-        return f"UserRRef(RRefId = {_unique(handle.ref)}, ForkId = {_unique(handle.fork.id)})"
+        return f"UserRRef(RRefId = {_unique(handle.ref)}, ForkId = {_unique(_shown_fork(handle))})"
+
+    def _spelled(self) -> str:
+        handle = self._handle
+        if isinstance(handle, OwnerHandle) or handle.ref == ROOT:
+            return str(self)
+        return f"UserRRef(rref_id={_unique(handle.ref)}, fork_id={_unique(_shown_fork(handle))})"
 
     def __reduce__(self) -> Any:
+        self._check_open("fork an UserRRef after deletion")
         raise RuntimeError(
-            f"{self!r} cannot be pickled, saved or copied: nobody would count who holds it. An RRef travels as an "
-            f"argument or result of RPC calls only; to keep the object itself, fetch it with to_here() and save that"
+            f"Can not pickle rref in python pickler: {self!r} cannot be saved or copied either, since nobody would "
+            f"count who holds it. An RRef travels as an argument or result of RPC calls only; to keep the object "
+            f"itself, fetch it with to_here() and save that"
         )
+
+    def _check_open(self, what: str) -> None:
+        worker = self._worker
+        if not (worker.open or self.is_owner()):
+            raise NotAMemberError(f"Cannot call {what}. {self!r} on {worker}: {worker.closed_because}")
 
     def __copy__(self) -> Any:
         return self.__reduce__()
@@ -279,13 +301,21 @@ PyRRef = RRef
 
 
 def _number(identity: Id) -> int:
-    # Calls and what a worker numbers besides have counters of their own; here they must not look alike.
-    number = identity[1]
-    return (number & ~OWN_NUMBER) * 2 + (number >= OWN_NUMBER)
+    return identity[1] & ~OWN_NUMBER
+
+
+def _shown_fork(handle: UserHandle) -> Id:
+    """Returns a fork's id as it is shown: that of the first has the next number, as in torch, though it is one here."""
+    creator, number = handle.fork.id
+    return creator, number + (handle.fork.id == handle.ref)
 
 
 def _unique(identity: Id) -> str:
     return f"GloballyUniqueId(created_on={identity[0]}, local_id={_number(identity)})"
+
+
+def _spelled(info: WorkerInfo) -> str:
+    return f"WorkerInfo(id={info.id}, name={info.name})"
 
 
 def _has_failed(future: Future[Any]) -> bool:

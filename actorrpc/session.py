@@ -6,7 +6,6 @@ import atexit
 import contextlib
 import logging
 import os
-import re
 import socket
 import sys
 import time
@@ -36,13 +35,12 @@ from actorrpc.version import VERSION
 from actorrpc.wire import envelope
 from actorrpc.wire.names import identity_of_main
 from actorrpc.wire.zeromq import ZmqTransport
+from actorrpc.workers import NAME_LIMIT, check_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 log = logging.getLogger("actorrpc")
-_NAME = re.compile(r"[A-Za-z0-9_:-]+")
-_NAME_LIMIT = 128
 _THEIR_END_SECONDS = 3.0
 _WITHDRAWAL_SECONDS = 2.0
 """What a worker that cannot join waits at most to tell the others so."""
@@ -227,7 +225,10 @@ def current() -> Session:
                 f"this process is initialized with {_foreign.backend}, whose agent {_foreign.agent!r} sees to its "
                 f"calls; this library's own need BackendType.TENSORPIPE"
             )
-        raise NotAMemberError("RPC has not been initialized in this process; call init_rpc first (or it has shut down)")
+        raise NotAMemberError(
+            "RPC has not been initialized in this process, or it has shut down; call init_rpc first. "
+            "(Current RPC agent is not set! Did you initialize the RPC framework by init_rpc?)"
+        )
     return session
 
 
@@ -301,7 +302,7 @@ def withdraw(name: object, rank: int, world_size: int, init_method: str, fault: 
     shown = name if isinstance(name, str) else repr(name)
     options = RpcBackendOptions(init_method=init_method, num_worker_threads=1, init_timeout=_WITHDRAWAL_SECONDS)
     try:
-        session = _made(shown[:_NAME_LIMIT], rank, options, "", 0)
+        session = _made(shown[:NAME_LIMIT], rank, options, "", 0)
         reason = f"{type(fault).__name__}: {fault}"
         hello = Hello(session.worker.record, world_size, envelope.PROTOCOL, versions_here(VERSION), withdrawn=reason)
         session.enter(hello, options.init_timeout, None)
@@ -337,14 +338,6 @@ def is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except (OSError, IndexError):
         return False
-
-
-def check_name(name: object) -> None:
-    """Raises ValueError for a name that workers may not have."""
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise ValueError(f"worker name {name!r}: a name is made of letters, digits, '_', ':' and '-' only")
-    if len(name) >= _NAME_LIMIT:
-        raise ValueError(f"worker name {name!r} has {len(name)} characters; it must have fewer than {_NAME_LIMIT}")
 
 
 def _boot() -> str:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Union
 
-from actorrpc.errors import NotAMemberError
+from actorrpc.errors import InvalidNameError, NotAMemberError
 from actorrpc.services.elastic import Elastic
 
 if TYPE_CHECKING:
     from actorrpc.runtime.peers import Record
     from actorrpc.runtime.worker import Worker
+
+
+NAME_LIMIT = 128
+_NAME = re.compile(r"[A-Za-z0-9_:-]+")
 
 
 @dataclass(frozen=True)
@@ -20,10 +25,28 @@ class WorkerInfo:
     Attributes:
         name: its name, unique in the world.
         id: its rank.
+
+    Raises:
+        InvalidNameError: nobody can have this name.
     """
 
     name: str
     id: int
+
+    def __post_init__(self) -> None:
+        check_name(self.name)
+
+
+def check_name(name: object) -> None:
+    """Raises InvalidNameError for a name that workers may not have."""
+    if name == "":
+        raise InvalidNameError("a worker name must be non-empty")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InvalidNameError(
+            f"Worker name must match {_NAME.pattern!r}, which is letters, digits, '_', ':' and '-'; {name!r} does not"
+        )
+    if len(name) >= NAME_LIMIT:
+        raise InvalidNameError(f"a worker name must be shorter than {NAME_LIMIT} characters; {name!r} has {len(name)}")
 
 
 To = Union[str, int, WorkerInfo]  # noqa: UP007  evaluated at run time, also by Python 3.10
@@ -48,19 +71,23 @@ def resolve(worker: Worker, to: To) -> int:
 
     Raises:
         NotAMemberError: there is none of that name or rank.
-        TypeError: it is nothing that names a worker.
+        ValueError: it is nothing that names a worker.
     """
     if isinstance(to, str):
         number = worker.names.get(to)
         if number is None:
             known = ", ".join(sorted(record.name for record in present(worker)))
             hint = f', did you mean "{to}:0"?' if f"{to}:0" in worker.names else ""
-            raise NotAMemberError(f'there is no worker "{to}" in the world of {worker}; there are: {known}{hint}')
+            raise NotAMemberError(
+                f'could not find destination "{to}" in the world of {worker}; there are: {known}{hint}'
+            )
         return number
     if not isinstance(to, int):
         to = getattr(to, "id", to)  # torch's WorkerInfo has one as well
     if isinstance(to, bool) or not isinstance(to, int):
-        raise TypeError(f"a worker is named by its name, rank or WorkerInfo, not by {to!r} of type {type(to).__name__}")
+        raise ValueError(
+            f"a worker is named by its name, rank or WorkerInfo, not by {to!r} of type {type(to).__name__}"
+        )
     number = worker.ranks.get(to)
     if number is None:
         size = len(present(worker))

@@ -147,7 +147,7 @@ def test_a_remote_object_is_used_through_the_three_proxies() -> None:
     assert ref.to_here().value == 6
     assert ref.rpc_sync().__len__() == 3
     assert "UserRRef" in repr(ref)
-    with pytest.raises(RuntimeError, match=r"owner only.*worker1.*to_here"):
+    with pytest.raises(RuntimeError, match=r"Call it on owner .*worker1.*to_here"):
         ref.local_value()
     with pytest.raises(LookupError, match="in the box"):
         ref.rpc_sync().fail()

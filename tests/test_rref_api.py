@@ -232,7 +232,7 @@ def test_the_owners_wait_for_an_object_is_bounded_by_the_default_timeout() -> No
 @inside
 def test_local_value_elsewhere_says_who_the_owner_is() -> None:
     ref = rpc.remote(OTHER, Box, args=(1,))
-    with pytest.raises(RuntimeError, match=r"owner only.*'worker1'.*to_here"):
+    with pytest.raises(RuntimeError, match=r"Call it on owner .*name=worker1.*to_here"):
         ref.local_value()
 
 
@@ -578,9 +578,9 @@ def test_pickle_save_and_copy_of_a_reference_say_what_to_do() -> None:
     for ref in (rpc.RRef(1), rpc.remote(OTHER, int)):
         for what in (ref, [ref], {"a": (1, [ref])}, Module(ref), ref.rpc_sync().get, [ref.rpc_sync()]):
             for attempt in attempts:
-                with pytest.raises(RuntimeError, match=r"RRef.* cannot be pickled, saved or copied.*to_here\(\)"):
+                with pytest.raises(RuntimeError, match=r"Can not pickle .*RRef.* cannot be saved.*to_here\(\)"):
                     attempt(what)
-        with pytest.raises(RuntimeError, match=r"cannot be pickled, saved or copied.*to_here\(\)"):
+        with pytest.raises(RuntimeError, match=r"Can not pickle .* cannot be saved or copied.*to_here\(\)"):
             copy.copy(ref)
     assert counts()["forks"] == counts()["children"] == 0
 
@@ -832,7 +832,7 @@ def _use_after_shutdown(rank: int, plan: Any) -> None:
         assert ref._get_future().wait() is None
     assert asked._get_type() is Box
     assert [f.wait() for f in futures] == [None, None]
-    with pytest.raises(RuntimeError, match="owner only"):
+    with pytest.raises(RuntimeError, match="Call it on owner"):
         far.local_value()
     for ref in (mine, far):
         for attempt in uses_by_message[:4]:
@@ -845,7 +845,7 @@ def _use_after_shutdown(rank: int, plan: Any) -> None:
         failed.to_here()
     with pytest.raises(rpc.NotAMemberError, match="init_rpc"):
         rpc.RRef(1)
-    with pytest.raises(RuntimeError, match="cannot be pickled"):
+    with pytest.raises(RuntimeError, match="Cannot call fork an UserRRef after deletion"):
         pickle.dumps(far)
 
 

@@ -110,7 +110,7 @@ def test_where_one_rank_cannot_begin_shutdown_does_nothing_and_the_others_are_to
 
     text = fine(run_processes(program, 2))[0]
     # A rank that found something wrong says so, but waits no longer than 2 s for somebody to hear it.
-    assert "missing rank 1" in text or (wrong == "name" and "ValueError: worker name 'w 1'" in text), text
+    assert "missing rank 1" in text or (wrong == "name" and "InvalidNameError: " in text and "'w 1'" in text), text
 
 
 # -- beside a process group

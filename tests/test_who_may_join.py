@@ -149,9 +149,9 @@ Meet = Callable[..., list[Any]]
 @pytest.mark.parametrize("name, rank", [("a b", 0), ("x" * 128, 0), ("x" * 128, 1), ("tränen", 1), ("", 2), (5, 2)])
 def test_a_bad_name_is_refused_at_once_on_every_rank(name: Any, rank: int, meet: Meet) -> None:
     outcomes = meet(*({"name": name} if i == rank else {} for i in range(3)))
-    refused([came for i, came in enumerate(outcomes) if i != rank], f"(rank {rank}, ", "ValueError: worker name")
+    refused([came for i, came in enumerate(outcomes) if i != rank], f"(rank {rank}, ", "InvalidNameError: ")
     (own,) = outcomes[rank : rank + 1]
-    refused([own], "worker name", kind=ValueError)
+    refused([own], "orker name", kind=ValueError)
     assert not isinstance(own.error, rpc.RendezvousError)
 
 
@@ -291,13 +291,13 @@ def test_a_rank_whose_options_cannot_be_made_fails_at_once_and_the_others_name_i
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_finds_something_wrong_and_nobody_to_tell_raises_soon(rank: int, meet: Meet) -> None:
     outcomes = meet(*({"name": "a b"} if i == rank else {"make": options_that_raise} for i in range(3)))
-    refused([outcomes[rank]], "worker name 'a b'", kind=ValueError)
+    refused([outcomes[rank]], "'a b' does not", kind=ValueError)
 
 
 def test_an_address_that_leads_nowhere_does_not_hide_what_is_wrong(meet: Meet) -> None:
     methods = ("nonsense", "tcp://127.0.0.1:1", "env://")
     outcomes = meet(*({"name": "a b", "options": {"init_method": method}} for method in methods))
-    refused(outcomes, "worker name 'a b'", kind=ValueError)
+    refused(outcomes, "'a b' does not", kind=ValueError)
 
 
 def test_a_security_token_is_taken_with_one_warning_that_does_not_show_it(meet: Meet) -> None:

@@ -40,7 +40,9 @@ class context:
 
     def __enter__(self) -> int:
         if here.context != NO_CONTEXT:
-            raise RuntimeError(f"this thread is in the autograd context {here.context} already; contexts do not nest")
+            raise RuntimeError(
+                f"Already have an autograd context id for this thread: {here.context}; contexts do not nest"
+            )
         self._service = _service()
         self._id = here.context = self._service.contexts.begin().id
         return self._id

@@ -22,11 +22,14 @@ from actorrpc.compat.contexts import (
 )
 from actorrpc.compat.gather import _all_gather, _barrier, _wait_all_workers
 from actorrpc.compat.patches import install, is_installed
+from actorrpc.compat.remote_module import _REMOTE_MODULE_PICKLED_ATTRIBUTES, _RemoteModule
 from actorrpc.compat.statistics import _get_debug_info, _rref_context_get_debug_info
 
 __all__ = [
+    "_REMOTE_MODULE_PICKLED_ATTRIBUTES",
     "Agent",
     "DistAutogradContext",
+    "_RemoteModule",
     "_all_gather",
     "_barrier",
     "_current_context",

@@ -7,9 +7,8 @@ import functools
 import threading
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from actorrpc import rpc
+from actorrpc.compat.futures import wait_all
 from actorrpc.options import UNSET_RPC_TIMEOUT
 
 if TYPE_CHECKING:
@@ -49,7 +48,7 @@ def _wait_all() -> Iterator[None]:
     finally:
         collected = _thread_local_var.future_list
         del _thread_local_var.future_list
-        torch.futures.wait_all(collected)
+        wait_all(collected)
 
 
 @contextlib.contextmanager

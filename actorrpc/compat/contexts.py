@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import re
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from actorrpc import autograd
 from actorrpc.autograd import context
+from actorrpc.errors import ActorRPCError, RemoteTraceback
 from actorrpc.runtime.handling import NO_CONTEXT, here
 from actorrpc.services import contexts
 from actorrpc.services.autograd import Autograd
@@ -12,6 +15,19 @@ from actorrpc.session import current
 
 if TYPE_CHECKING:
     from actorrpc.services.contexts import Context
+
+
+_RANK = re.compile(r"\(rank (\d+),")
+
+
+class SendFunction(NamedTuple):
+    """A message with recorded tensors that left, as torch shows its node of the graph.
+
+    Attributes:
+        next_functions: the nodes that the tensors come from.
+    """
+
+    next_functions: tuple[tuple[Any, int], ...]
 
 
 class DistAutogradContext:
@@ -25,8 +41,17 @@ class DistAutogradContext:
     def _context_id(self) -> int:
         return self._part.id
 
-    def _send_functions(self) -> dict[int, Any]:
-        return dict(self._part.sent)
+    def _send_functions(self) -> dict[int, SendFunction]:
+        found: dict[int, SendFunction] = {}
+        with self._part.lock:
+            node = self._part.token.grad_fn
+        while node is not None and node.next_functions:  # each message is recorded behind the one before it
+            sent = getattr(node, "sent", None)
+            before, *tensors = node.next_functions
+            if sent is not None:
+                found[sent.number] = SendFunction(tuple(tensors))
+            node = before[0]
+        return dict(sorted(found.items()))
 
     def _recv_functions(self) -> dict[int, Any]:
         return dict(enumerate(sorted(self._part.received)))
@@ -86,3 +111,21 @@ def _release_context(context_id: int) -> None:
 def _get_max_id() -> int:
     """Returns the largest id that a context begun here can have."""
     return contexts.largest_of(current().worker.id)
+
+
+def backward(context_id: int, roots: Any, retain_graph: bool = False) -> None:
+    """`actorrpc.autograd.backward`, but what a node or hook raises is a RuntimeError here, as in torch, which says on
+    which worker; its cause is the node's own exception.
+    """
+    try:
+        autograd.backward(context_id, roots, retain_graph)
+    except (ActorRPCError, TypeError):
+        raise
+    except Exception as e:
+        remote = e.__cause__
+        if not isinstance(remote, RemoteTraceback):
+            if isinstance(e, RuntimeError):
+                raise
+            raise RuntimeError(f"Error on Node {current().worker.id}: {e}") from e
+        found = _RANK.search(remote.text)
+        raise RuntimeError(f"Error on Node {found.group(1) if found else -1}: {e}") from e

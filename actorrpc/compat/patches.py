@@ -16,9 +16,21 @@ import torch.distributed.autograd
 import torch.distributed.nn.api.remote_module
 import torch.distributed.optim.optimizer
 import torch.distributed.rpc
+import torch.futures
 
-from actorrpc import autograd, backends, functions, nn, optim, options, rpc, rref, workers
-from actorrpc.compat import agent, calls, children, contexts, gather, scripted, statistics
+from actorrpc import autograd, backends, functions, optim, options, rpc, rref, workers
+from actorrpc.compat import (
+    agent,
+    calls,
+    children,
+    contexts,
+    failures,
+    futures,
+    gather,
+    remote_module,
+    scripted,
+    statistics,
+)
 
 _installed = False
 
@@ -30,7 +42,7 @@ _AUTOGRAD: dict[str, Any] = {
     )
 } | {
     "_get_debug_info": statistics._autograd_get_debug_info,
-    "backward": autograd.backward,
+    "backward": contexts.backward,
     "context": autograd.context,
     "get_gradients": autograd.get_gradients,
 }  # fmt: skip
@@ -83,7 +95,10 @@ _TABLE: dict[str, dict[str, Any]] = {
     "torch.distributed.rpc.functions": {"async_execution": functions.async_execution},
     "torch.distributed.rpc.options": {"TensorPipeRpcBackendOptions": options.TensorPipeRpcBackendOptions},
     "torch.distributed.optim.optimizer": {"DistributedOptimizer": optim.DistributedOptimizer},
-    "torch.distributed.nn.api.remote_module": {"RemoteModule": nn.RemoteModule},
+    "torch.distributed.nn.api.remote_module": {
+        name: getattr(remote_module, name) for name in ("RemoteModule", "_RemoteModule")
+    },
+    "torch.futures": {name: getattr(futures, name) for name in ("collect_all", "wait_all")},
 }
 """By module and name: what stands there afterwards. Other modules of torch that have the same object get it, too."""
 
@@ -122,6 +137,9 @@ def install() -> None:
                 old, new = replaced.get(id(value), (None, None))
                 if value is old and old is not None:
                     setattr(module, name, new)
+    # Torch's own pickler asks for it, which programs may call.
+    setattr(rref.RRef, "_serialize", rref.RRef.__reduce__)  # noqa: B010
     scripted.install()
+    failures.show()
     children.install()
     _installed = True

@@ -17,7 +17,7 @@ def _rref_context_get_debug_info() -> dict[str, str]:
         NotAMemberError: this process is in no world.
     """
     objects: Objects = current().worker.services[Objects]
-    counts = objects.statistics()
+    counts = {**objects.statistics(), **objects.pending()}
     return {
         "num_owner_rrefs": str(counts["owned"]),
         "num_forks": str(counts["forks"]),

@@ -1,13 +1,17 @@
 """The methods of a RemoteModule that are made anew for each: those with the signature of the module's own `forward`.
 
 The owner describes its `forward` in plain values, since the classes in annotations and defaults need not exist anywhere
-else. Defaults are only shown: a call sends what it was given, and the owner fills in the rest.
+else. Defaults are only shown: a call sends what it was given, and the owner fills in the rest. Where an interface was
+given, its own signature holds, which every holder of the RemoteModule has, and its defaults are sent.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from actorrpc.nn import interfaces
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -110,19 +114,42 @@ class Methods:
 
     Arguments:
         description: of the module's own `forward`.
+        interface: the interface that the RemoteModule was given.
     """
 
-    def __init__(self, description: Description) -> None:
-        self.description = description
+    def __init__(self, description: Description, interface: Any = None) -> None:
+        self.description, self.interface = description, interface
+        if interface is not None:
+            description = _narrowed(description, interface)
         returns = description.returns
         runs, future = f"Runs the {description.module} on its owner", f"Future[{returns or 'Any'}]"
         self.forward = _function(description, "forward", "rpc_sync", returns, f"{runs}, waits, and returns its result.")
         self.forward_async = _function(
             description, "forward_async", "rpc_async", future, f"{runs}, and returns a Future of its result at once."
         )
+        if interface is not None:
+            self.forward, self.forward_async = (_filling(f, interface) for f in (self.forward, self.forward_async))
 
     def __reduce__(self) -> Any:
-        return Methods, (self.description,)
+        return Methods, (self.description, self.interface)
+
+
+def _narrowed(description: Description, interface: Any) -> Description:
+    signature = interfaces.signature_of(interface)
+    arguments = tuple(map(_argument, signature.parameters.values()))
+    return description._replace(arguments=arguments, returns=_annotation(signature.return_annotation))
+
+
+def _filling(function: Callable[..., Any], interface: Any) -> Callable[..., Any]:
+    signature = interfaces.signature_of(interface)
+
+    @functools.wraps(function)
+    def filled(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return function(self, *bound.args, **bound.kwargs)
+
+    return filled
 
 
 def _function(description: Description, name: str, verb: str, returns: str | None, doc: str) -> Callable[..., Any]:
@@ -163,7 +190,7 @@ class Generated:
     def __get__(self, module: Any, kind: type | None = None) -> Any:
         if module is None:
             return self
-        function: Any = getattr(module.methods, self._name)
+        function: Any = getattr(module.generated_methods, self._name)
         return function.__get__(module)
 
     def __call__(self, module: Any, /, *args: Any, **kwargs: Any) -> Any:

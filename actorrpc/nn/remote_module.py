@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
+from actorrpc.nn import interfaces
 from actorrpc.nn.devices import parse
 from actorrpc.nn.methods import Description, Generated, Methods, describe
 from actorrpc.options import UNSET_RPC_TIMEOUT
@@ -41,23 +42,28 @@ class RemoteModule(nn.Module):
             device: the CPU.
         module_cls: the module's class, or a function that returns a module; called on the owner.
         args, kwargs: what it is called with.
+        _module_interface_cls: a class decorated with `@torch.jit.interface`, importable on the owner. There the module
+            is compiled, and must have that interface; `forward` has the interface's signature; and `torch.jit.script`
+            can compile this object, and what it is a part of. (The name is torch's.)
 
     Attributes:
         on: the owner's name.
         device: the device there. Tensors in arguments are moved to it, those in results to the CPU.
         training: the mode that was last set through this object; others may have set another one since.
+        is_scriptable: whether there is an interface.
 
     Raises:
         NotAMemberError: there is no such worker, or this process is in no world.
-        ValueError: remote_device is malformed, or module_cls made no module.
-        RuntimeError: there is no such device, or not there.
+        ValueError: remote_device is malformed, module_cls made no module, or the interface is none.
+        RuntimeError: there is no such device, or not there; or the module cannot be compiled or lacks the interface.
         BaseException: what module_cls raised, with its remote traceback as the cause. See also `rpc_sync`.
     """
 
     on: str
     device: str
     module_rref: RRef[nn.Module]
-    methods: Methods
+    is_scriptable: bool
+    generated_methods: Methods
 
     forward = Generated("Runs the module on its owner, waits, and returns its result.")
     forward_async = Generated("Runs the module on its owner, and returns a Future of its result at once.")
@@ -68,7 +74,11 @@ class RemoteModule(nn.Module):
         module_cls: Callable[..., nn.Module],
         args: tuple[Any, ...] | list[Any] | None = None,
         kwargs: dict[str, Any] | None = None,
+        *,
+        _module_interface_cls: Any = None,
     ) -> None:
+        if _module_interface_cls is not None:
+            interfaces.check(_module_interface_cls)
         owner, device = parse(current().worker, remote_device)
         maker: object = module_cls
         if isinstance(maker, nn.Module) or not callable(maker):
@@ -76,25 +86,41 @@ class RemoteModule(nn.Module):
                 f"module_cls must be a class of modules, or a function that returns one, not {maker!r}; "
                 f"RemoteModule.init_from_module_rref takes a module that exists already"
             )
-        _fill(self, device, *rpc_sync(owner, _make, args=(*_body(module_cls, args, kwargs), device)))
+        what = *_body(module_cls, args, kwargs), device, _module_interface_cls
+        ref, description, training = rpc_sync(owner, _make, args=what)
+        self._fill(device, ref, Methods(description, _module_interface_cls), training)
 
     @classmethod
-    def init_from_module_rref(cls, remote_device: str, module_rref: RRef[nn.Module]) -> Self:
+    def init_from_module_rref(
+        cls, remote_device: str, module_rref: RRef[nn.Module], _module_interface_cls: Any = None
+    ) -> Self:
         """Makes a RemoteModule of a module that exists.
 
         Arguments:
             remote_device: as for the class; the device is where the module is. It is not moved, and it stays on the
                 worker that owns it, also where this names another worker (that must exist).
             module_rref: a reference to the module.
+            _module_interface_cls: as for the class; but the module is not compiled if it is not already.
 
         Raises as the class does; also what the creation of the module raised.
         """
         _, device = parse(current().worker, remote_device)
         if not isinstance(module_rref, RRef):
             raise TypeError(f"module_rref must be an RRef to a module, not {type(module_rref).__name__}")
+        if _module_interface_cls is not None:
+            interfaces.check(_module_interface_cls)
+        what = module_rref, device, _module_interface_cls
+        description, training = rpc_sync(module_rref.owner(), _look_at, args=what)
         made = cls.__new__(cls)
-        _fill(made, device, module_rref, *rpc_sync(module_rref.owner(), _look_at, args=(module_rref, device)))
+        made._fill(device, module_rref, Methods(description, _module_interface_cls), training)
         return made
+
+    def _fill(self, device: str, ref: RRef[nn.Module], methods: Methods, training: bool) -> None:
+        """Makes the state of one that `__init__` does not make, too."""
+        nn.Module.__init__(self)
+        self.on, self.device, self.module_rref = ref.owner_name(), device, ref
+        self.is_scriptable, self.generated_methods = methods.interface is not None, methods
+        self.training = training
 
     def get_module_rref(self) -> RRef[nn.Module]:
         """Returns a reference to the module itself."""
@@ -119,7 +145,7 @@ class RemoteModule(nn.Module):
 
     def _run(self, verb: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if torch.device(self.device).type == "cpu":
-            what = f"{self.methods.description.module}.forward"
+            what = f"{self.generated_methods.description.module}.forward"
             return call_method(self.module_rref, verb, UNSET_RPC_TIMEOUT, "__call__", args, kwargs, what)
         call: Callable[..., Any] = rpc_sync if verb == "rpc_sync" else rpc_async
         return call(self.module_rref.owner(), _run_on, args=(self.module_rref, self.device, args, kwargs))
@@ -136,18 +162,22 @@ class RemoteModule(nn.Module):
                 f"module is on {self.on!r}, and pickle, torch.save and copy cannot count who refers to it. "
                 f"get_module_rref().to_here() fetches a copy, get_module_rref().rpc_sync().state_dict() its state"
             )
-        return _receive, (type(self), self.device, self.module_rref, self.methods, self.training)
+        return _receive, (type(self), self.device, self.module_rref, self.generated_methods, self.training)
 
     def __prepare_scriptable__(self) -> Any:
-        raise RuntimeError(
-            "a RemoteModule cannot be compiled by torch.jit.script; call it from code that is not scripted "
-            "(what it calls may be: module_cls can be a function that returns torch.jit.script(module))"
-        )
+        interface = self.generated_methods.interface
+        if interface is None:
+            raise RuntimeError(
+                "a RemoteModule cannot be compiled by torch.jit.script unless it was given an interface, as "
+                "_module_interface_cls; or call it from code that is not scripted (what it calls may be: module_cls "
+                "can be a function that returns torch.jit.script(module))"
+            )
+        return interfaces.scriptable(self, interface)
 
     # -- as a module, and as a part of one
 
     def __repr__(self) -> str:
-        return f"RemoteModule({self.methods.description.module} on {self.on}/{self.device})"
+        return f"RemoteModule({self.generated_methods.description.module} on {self.on}/{self.device})"
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -177,17 +207,11 @@ class RemoteModule(nn.Module):
         return self
 
 
-def _fill(module: RemoteModule, device: str, ref: RRef[nn.Module], description: Description, training: bool) -> None:
-    nn.Module.__init__(module)
-    module.on, module.device, module.module_rref = ref.owner_name(), device, ref
-    module.methods, module.training = Methods(description), training
-
-
 def _receive(
     kind: type[RemoteModule], device: str, ref: RRef[nn.Module], methods: Methods, training: bool
 ) -> RemoteModule:
     made = kind.__new__(kind)
-    _fill(made, device, ref, methods.description, training)
+    made._fill(device, ref, methods, training)
     return made
 
 
@@ -195,17 +219,20 @@ def _receive(
 
 
 def _make(
-    module_cls: Callable[..., nn.Module], args: tuple[Any, ...], kwargs: dict[str, Any], device: str
+    module_cls: Callable[..., nn.Module], args: tuple[Any, ...], kwargs: dict[str, Any], device: str, interface: Any
 ) -> tuple[RRef[nn.Module], Description, bool]:
     _check_device(device)
     module = _checked(module_cls(*args, **kwargs), "Expect `module_cls(*args, **kwargs)` returns")
     module.to(device)
-    return RRef(module), describe(module), module.training
+    if interface is not None:
+        module = torch.jit.script(module)
+    return RRef(module, interface), describe(module), module.training
 
 
-def _look_at(ref: RRef[nn.Module], device: str) -> tuple[Description, bool]:
+def _look_at(ref: RRef[nn.Module], device: str, interface: Any) -> tuple[Description, bool]:
     _check_device(device)
     module = _checked(ref.local_value(), "Expect `module_rref` refers to")
+    RRef(module, interface)  # which says what is wrong
     return describe(module), module.training
 
 

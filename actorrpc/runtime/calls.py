@@ -60,6 +60,7 @@ class Calls:
         flags: int = 0,
         chain: int | None = None,
         context: int = NO_CONTEXT,
+        number: int | None = None,
     ) -> Call:
         """Sends a request whose payload is written. Arguments and errors: see `Worker.request`; `chain`: the call
         chain, where that is not the present thread's.
@@ -70,7 +71,7 @@ class Calls:
         if timeout > _A_LIFETIME:  # infinity, say
             timeout = 0.0
         deadline = self.deadline(timeout)
-        call = Call(next(self._ids), to, timeout, deadline, what)
+        call = Call(next(self._ids) if number is None else number, to, timeout, deadline, what)
         call.again, call.then, call.note = again, then, note
         if parcel is not None and parcel.refs:
             call.refs = parcel

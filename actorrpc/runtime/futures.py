@@ -22,6 +22,7 @@ from actorrpc.runtime.completion import Call, Completion, Waiter, check_seconds,
 from actorrpc.runtime.handling import here, in_context
 from actorrpc.runtime.lanes import Job, Lane
 from actorrpc.wire.exposed import exposed
+from actorrpc.wire.failures import ORIGINAL
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -159,10 +160,12 @@ class Future(torch.futures.Future, Generic[T]):  # type: ignore[type-arg]
     def _complete(self, value: Any, error: BaseException | None) -> None:
         core = self._core
         if isinstance(core, Call):
-            raise RuntimeError("this future belongs to a call; the call's answer completes it")
+            raise RuntimeError(
+                "Future can only be marked completed once: this one belongs to a call, whose answer completes it"
+            )
         with self._door:
             if self._settled:
-                raise RuntimeError("the future is done already; it can be completed only once")
+                raise RuntimeError("Future can only be marked completed once, and this one is done already")
             self._value, self._error, self._settled = value, error, True
             self._trace = error.__traceback__ if error is not None else None
             callbacks, self._callbacks = self._callbacks, []
@@ -256,6 +259,9 @@ class Future(torch.futures.Future, Generic[T]):  # type: ignore[type-arg]
     def then(self, callback: Callable[[Future[T]], S]) -> Future[S]:
         """Returns the future of `callback(self)`, which is called when this future is done, also with an error.
 
+        What the callback raises is raised by that future's `wait`. It can be caught by its own type and, as with
+        torch's futures, as a RuntimeError.
+
         Raises:
             TypeError: `callback` cannot be called.
         """
@@ -266,7 +272,7 @@ class Future(torch.futures.Future, Generic[T]):  # type: ignore[type-arg]
             try:
                 value = callback(self)
             except BaseException as e:
-                child.set_exception(e)
+                child.set_exception(_as_torch_raises(e))
             else:
                 child.set_result(value)
 
@@ -283,16 +289,43 @@ class Future(torch.futures.Future, Generic[T]):  # type: ignore[type-arg]
                 log.exception("a callback of a future failed")
 
     def __reduce__(self) -> Any:
-        raise SerializationError("a Future cannot be sent, it stays where it is; send its result")
+        raise SerializationError("Can not pickle torch.futures.Future: it stays where it is; send its result")
 
 
 def _check_callback(callback: object) -> None:
     if not callable(callback):
-        raise TypeError(f"a callback must be callable, not {callback!r} of type {type(callback).__name__}")
+        raise TypeError(
+            f"incompatible function arguments. A callback must be callable, not {callback!r} of type "
+            f"{type(callback).__name__}"
+        )
 
 
 def _raise(error: BaseException) -> None:
     raise error
+
+
+def _as_torch_raises(error: BaseException) -> BaseException:
+    """Returns an error that is of its own type and a RuntimeError; it travels as what it was."""
+    if not isinstance(error, Exception) or isinstance(error, RuntimeError):
+        return error
+    kind = type(error)
+    try:
+        both = type(kind.__name__, (kind, RuntimeError), {"__module__": kind.__module__, "__reduce__": _as_it_was})
+        made: BaseException = both.__new__(both, *error.args)
+    except TypeError:  # their layouts, or its constructor, do not allow it
+        return error
+    made.args = error.args
+    made.__dict__.update({**vars(error), ORIGINAL: error})
+    made.__cause__, made.__suppress_context__ = error.__cause__, error.__suppress_context__
+    return made.with_traceback(error.__traceback__)
+
+
+def _as_it_was(error: Any) -> Any:
+    return _same, (getattr(error, ORIGINAL),)
+
+
+def _same(error: BaseException) -> BaseException:
+    return error
 
 
 def _bare_copy(error: BaseException, depth: int = 8) -> BaseException:

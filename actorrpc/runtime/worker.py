@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from actorrpc.wire.transport import Transport
 
 log = logging.getLogger("actorrpc")
+failures = logging.getLogger("actorrpc.failures")
+"""What handlers raise, which its callers are told in any case; at level INFO, so that it is not shown by default."""
 
 _NEVER = float("inf")
 _unpack = envelope._LAYOUT.unpack_from
@@ -165,6 +167,7 @@ class Worker:
         then: Callable[[Call], None] | None = None,
         note: Callable[[Call], None] | None = None,
         flags: int = 0,
+        number: int | None = None,
     ) -> Call:
         """Sends a request.
 
@@ -176,6 +179,7 @@ class Worker:
             what: what is called, for errors; see `Call`.
             then, note: see `Call`.
             flags: bits of `Flag`, beside those that the payload asks for.
+            number: the call's id, where it is not the next one: one that no other call has.
 
         Returns the call, to be waited for and read with `result`.
 
@@ -188,7 +192,9 @@ class Worker:
         again = None
         if mentions_main(frames) and not self._has_another_main(to):
             again = lambda: self.write(body, to, context, by_value=True)  # noqa: E731
-        return self.calls.post(to, target, frames, timeout, what, parcel, again, then, note, flags, context=context)
+        return self.calls.post(
+            to, target, frames, timeout, what, parcel, again, then, note, flags, None, context, number
+        )
 
     def tell(
         self, to: int, target: tuple[int, int], body: object, *, control: bool = False, idle: bool = False
@@ -327,6 +333,7 @@ class Worker:
             who = peer.record if peer is not None else f"rank {message.caller}"
             log.error("%s: a message from %s failed", self, who, exc_info=error)
             return
+        failures.info("%s: a call failed, of which the caller is told", self, exc_info=error)
         by_value = self._has_another_main(message.caller)
         self._answer(message, Kind.ERROR, flags, write_failure(error, str(self), self.codec, by_value))
 

@@ -227,14 +227,17 @@ def _check_roots(roots: Sequence[torch.Tensor] | torch.Tensor) -> Sequence[torch
     if isinstance(roots, torch.Tensor):
         roots = [roots]
     if not isinstance(roots, (list, tuple)):
-        raise TypeError(f"roots must be a list of tensors, not {type(roots).__name__}; backward(context_id, [loss])")
+        raise TypeError(
+            f"incompatible function arguments: roots must be a list of tensors, not {type(roots).__name__}; "
+            f"backward(context_id, [loss])"
+        )
     if not roots:
         raise RuntimeError("No tensors provided for gradient computation.")
     for root in roots:
         if not isinstance(root, torch.Tensor):
             raise TypeError(
-                f"roots must be tensors, not {type(root).__name__}; wait() gives a Future's tensor, and "
-                f"rref.backward(context_id) begins at what an RRef refers to"
+                f"incompatible function arguments: roots must be tensors, not {type(root).__name__}; wait() gives a "
+                f"Future's tensor, and rref.backward(context_id) begins at what an RRef refers to"
             )
         if not root.requires_grad:
             raise RuntimeError("requires_grad not set on root: no gradient can flow from it to anything")

@@ -46,9 +46,7 @@ class Context:
         over: whether it has ended here; nothing is recorded any more.
     """
 
-    def __init__(
-        self, number: int, worker: Worker, leaves: Leaves, numbers: itertools.count[int], began: int
-    ) -> None:
+    def __init__(self, number: int, worker: Worker, leaves: Leaves, numbers: itertools.count[int], began: int) -> None:
         self.id, self.began = number, began
         self._worker, self._leaves, self._numbers = worker, leaves, numbers
         self.lock = threading.Lock()
@@ -176,8 +174,8 @@ class Contexts:
         """
         if not isinstance(number, int):
             raise TypeError(
-                f"context_id must be the number that `with dist_autograd.context() as context_id:` gives, "
-                f"not {type(number).__name__}"
+                f"incompatible function arguments: context_id must be the number that "
+                f"`with dist_autograd.context() as context_id:` gives, not {type(number).__name__}"
             )
         found = self._known.get(number)
         if found is None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from actorrpc.errors import SerializationError
+from actorrpc.errors import SerializationError, WrongResultError
 from actorrpc.runtime.cells import ServiceCell
 from actorrpc.runtime.lanes import Lane
 from actorrpc.services.ids import EXECUTOR
@@ -49,7 +49,7 @@ def invoke(
         mark: what bears the mark, where that is not the function.
 
     Raises:
-        TypeError: a function marked as asynchronous returned something else than a Future.
+        WrongResultError: a function marked as asynchronous returned something else than a Future.
         SerializationError: it returned what only such a function may: a Future, a coroutine.
         BaseException: what the function raised.
     """
@@ -68,8 +68,9 @@ def invoke(
         if isinstance(result, torch._C.Future) and message.wants_answer and message.kept is None:
             name = getattr(function, "__qualname__", repr(function))
             raise SerializationError(
-                f"{name} returned a Future, which cannot be sent; mark {name} with functions.async_execution, and the "
-                f"call is answered when the future is done (the mark goes above torch.jit.script, below staticmethod)"
+                f"{name} returned a Future, which stays where it is (Can not pickle torch.futures.Future); mark {name} "
+                f"with functions.async_execution, and the call is answered when the future is done (the mark goes "
+                f"above torch.jit.script, below staticmethod)"
             )
         give(result)
 
@@ -82,9 +83,9 @@ def is_async(function: object) -> bool:
 def _deliver(message: Message, function: object, future: object, give: Callable[[Any], None]) -> None:
     if not isinstance(future, torch._C.Future):  # the base of torch.futures.Future; scripted functions return this one
         name = getattr(function, "__qualname__", repr(function))
-        raise TypeError(
-            f"functions decorated with @rpc.functions.async_execution must return a torch.futures.Future object, "
-            f"but {name} returned {type(future).__name__}"
+        raise WrongResultError(
+            f"Functions decorated with @rpc.async_function must return a torch.futures.Future object, but {name} "
+            f"returned {type(future).__name__} (functions.async_execution is how they are decorated)"
         )
 
     def ready(done: Any) -> None:

@@ -14,7 +14,7 @@ from actorrpc.services.creator import keeping
 from actorrpc.services.executor import invoke
 from actorrpc.services.forks import OwnerForks
 from actorrpc.wire.envelope import Flag
-from actorrpc.wire.failures import cause_here
+from actorrpc.wire.failures import as_elsewhere, cause_here
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -182,7 +182,7 @@ class OwnerHandle:
         call = self.creation
         if call is not None and call.done:
             if call.failure is not None:
-                raise copy.copy(call.failure)
+                raise self.service.failure_of(call)
             self.creation = None
         self.entry.check()
 
@@ -265,6 +265,7 @@ def _to_keep(error: BaseException, where: str) -> BaseException:
 
     One that cannot be copied is kept itself, as it is.
     """
+    error = as_elsewhere(error)
     kept = _copied(error) or error
     kept.__cause__ = cause_here(error, where)
     return kept

@@ -19,4 +19,4 @@ ELASTIC = ActorId(SYSTEM, 7)
 ROOT = ActorId(SYSTEM, 16)
 """The actor of a worker that was launched in a role."""
 OWN_NUMBER = 1 << 63
-"""Added to the numbers that a worker gives to references and forks of its own making, never to meet those of calls."""
+"""Added to the numbers that a worker gives to references and forks, which never meet those of other calls then."""

@@ -9,7 +9,7 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from actorrpc.errors import ActorRPCError, NotAMemberError
+from actorrpc.errors import ActorRPCError, NotAMemberError, RPCTimeoutError
 from actorrpc.runtime.cells import ServiceCell
 from actorrpc.runtime.lanes import Job, Lane
 from actorrpc.runtime.peers import Standing
@@ -59,7 +59,7 @@ class Objects:
         self._entries: weakref.WeakValueDictionary[Id, Entry] = weakref.WeakValueDictionary()
         """What anybody holds, the owner's own threads too."""
         self._early = Early(self)
-        self._ids = itertools.count(1)
+        self._ids = itertools.count()
         # Reentrant: the collector may run a finalizer of the user's, which calls, in the midst of what it guards.
         self.door, self._reading = threading.RLock(), threading.Lock()
         self.released: Callable[[Any], None] | None = None
@@ -95,7 +95,7 @@ class Objects:
         """
         worker = self.worker
         if to == worker.id:
-            call = worker.request(to, target, body, timeout, what, flags=Flag.KEEP)
+            call = worker.request(to, target, body, timeout, what, flags=Flag.KEEP, number=self._new_id())
             ref = worker.id, call.id
             with self.door:
                 entry = self._owned[ref]
@@ -111,7 +111,9 @@ class Objects:
             if made:
                 self._confirm_later(made[0])
 
-        call = worker.request(to, target, body, timeout, what, note=answered, flags=Flag.KEEP)
+        number = self._new_id()
+        self._new_id()  # what the fork is shown with: its id is the reference's
+        call = worker.request(to, target, body, timeout, what, note=answered, flags=Flag.KEEP, number=number)
         ref = worker.id, call.id
         with self.door:
             fork = self._users.add(ref, ref, to, confirmed=False)
@@ -192,6 +194,8 @@ class Objects:
     def failure_of(self, call: Call) -> BaseException:
         """Makes the error that a call ended with, which may be asked for any number of times."""
         if call.failure is not None:
+            if isinstance(call.failure, RPCTimeoutError) and call.sent_flags & Flag.KEEP:
+                return RPCTimeoutError(f"RRef creation timed out, so that the object may not exist: {call.failure}")
             return copy.copy(call.failure)
         with self._reading:  # which takes the frames out of the call
             frames = call.frames
@@ -244,17 +248,21 @@ class Objects:
         return [entry.value for entry in entries if entry.mailbox is not None]
 
     def statistics(self) -> dict[str, int]:
-        """Returns counts: objects that others hold, and those that are not made yet; forks of them; forks held here,
-        and those not confirmed; open children.
-        """
+        """Returns counts: objects that others hold, forks held here, open children."""
         with self.door:
             return {
                 "owned": len(self._owned),
-                "unmade": sum(not e.ready.done for e in self._owned.values()),
                 "forks": sum(len(e.forks.holders) for e in self._owned.values()),
                 "held": len(self._users.forks),
-                "unconfirmed": sum(not fork.confirmed for fork in self._users.forks.values()),
                 "children": len(self._users.parents),
+            }
+
+    def pending(self) -> dict[str, int]:
+        """Returns counts of what is under way: objects that are not made yet, forks that are not confirmed."""
+        with self.door:
+            return {
+                "unmade": sum(not e.ready.done for e in self._owned.values()),
+                "unconfirmed": sum(not fork.confirmed for fork in self._users.forks.values()),
             }
 
     # -- messages

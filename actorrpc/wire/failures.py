@@ -14,11 +14,16 @@ from dataclasses import astuple, dataclass
 from dataclasses import fields as fields_of
 from typing import Any, Final, TypeAlias
 
+import torch
+
 from actorrpc.errors import DeserializationError, RemoteError, RemoteTraceback
 from actorrpc.wire.codec import Codec, Frame
 
 Where: TypeAlias = str | Mapping[str, object]
 """Where it happened: words, or the keys worker, rank, host and pid (any of them)."""
+
+ORIGINAL: Final = "_actorrpc_original"
+"""The attribute of an exception that stands for another one, which travels in its place."""
 
 TEXT_LIMIT: Final = 1024 * 1024
 """Longer texts lose their middle."""
@@ -27,6 +32,12 @@ _DEPTH: Final = 8  # of exception groups within groups; deeper ones become Remot
 _GROUPS: Any = getattr(builtins, "BaseExceptionGroup", ())  # Python 3.10 has none
 
 _Blob: TypeAlias = list[bytes] | None
+
+
+class ScriptError(torch.jit.Error, RuntimeError):
+    """What a scripted function raised elsewhere. Such an error is no RuntimeError where it is raised; torch's RPC makes
+    one of it, and programs catch either.
+    """
 
 
 @dataclass(frozen=True)
@@ -69,6 +80,7 @@ def write_failure(exc: BaseException, where: Where, codec: Codec, by_value: bool
         by_value: see `Codec.dumps`.
     """
     writer = _Writer(codec, by_value)
+    exc = getattr(exc, ORIGINAL, exc)
     try:
         failure = _failure(exc, where, writer, _DEPTH)
     except Exception:  # an exception that fights back harder than was thought of
@@ -120,12 +132,22 @@ class _Writer:
         return self._codec.dumps(obj, by_value=self._by_value)
 
 
+def as_elsewhere(exc: BaseException) -> BaseException:
+    """Returns what an exception of this process is to those who made the call: itself, or a `ScriptError`."""
+    if type(exc) is not torch.jit.Error:
+        return exc
+    made = ScriptError(*exc.args).with_traceback(exc.__traceback__)
+    made.__cause__, made.__context__ = exc.__cause__, exc.__context__
+    return made
+
+
 def cause_here(exc: BaseException, where: str) -> RemoteTraceback:
     """Makes the cause that an exception of this process would have elsewhere, for one kept without its frames."""
     return RemoteTraceback(f"On {where}:\n{_rendered(exc)}")
 
 
 def _failure(exc: BaseException, where: Where, codec: _Writer, depth: int) -> Failure:
+    exc = as_elsewhere(exc)
     kind = type(exc)
     failure = Failure(_name(kind), _text(exc), _rendered(exc), _place(where))
     whole = _written(exc, codec)

@@ -97,7 +97,8 @@ def unknown(module: str, name: str, error: BaseException | None, where: str = "h
     else:
         what = f"the module {module!r} cannot be imported {where}" + (f" ({name!r} was asked of it)" if name else "")
     return UnknownNameError(
-        f"{what}: {error}. What a message refers to by name must be importable in the process that reads it: "
+        f"{what}: {error}. RPC pickler does not serialize the code of what can be imported, only its name, so that it "
+        f"must be importable in the process that reads the message: "
         f"install the module there, or put its folder on the PYTHONPATH of all workers.",
         module=module,
         name=name,

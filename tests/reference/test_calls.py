@@ -167,8 +167,9 @@ def test_scripted_functions_go_by_name_with_keywords_and_defaults() -> None:
             assert fetch(to, scripted.scale, (ones,), {"shift": 4}).tolist() == [6, 6]
             with pytest.raises(RuntimeError, match="Unknown keyword argument 'other'"):
                 fetch(to, scripted.scale, (ones,), {"other": 4})
-            with pytest.raises(torch.jit.Error, match="not today"):
+            with pytest.raises(torch.jit.Error, match="not today") as caught:
                 fetch(to, scripted.refuse, (ones,))
+            assert isinstance(caught.value, RuntimeError)
 
 
 # -- errors of use

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -189,6 +192,15 @@ def test_async_execution_example_of_a_chained_function() -> None:
         return printed(rpc.rpc_sync("worker1", async_add_chained, args=("worker2", torch.ones(2), 1, 1)))
 
     assert on_worker_0(work, 3) == "tensor([3., 3.])"
+
+
+def test_async_execution_example_of_a_compiled_function_under_the_stand_in() -> None:
+    program = Path(__file__).with_name("compiled_async_add.py")
+    command = [sys.executable, "-m", "actorrpc", "run", "--quiet", str(program)]
+    env = {**os.environ, "PYTHONPATH": str(program.parents[2])}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=env, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["tensor([2., 2.])", "True"]
 
 
 class AsyncExecutionClass:

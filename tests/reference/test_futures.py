@@ -178,7 +178,7 @@ def test_the_pool_outlives_callbacks_of_any_kind() -> None:
 def test_what_cannot_be_called_is_refused_as_a_callback() -> None:
     for future, _ in futures_of_all_kinds().values():
         for add in (future.then, future.add_done_callback):
-            with pytest.raises(TypeError, match="a callback must be callable, not 3 of type int"):
+            with pytest.raises(TypeError, match="A callback must be callable, not 3 of type int"):
                 add(3)  # type: ignore[arg-type]
 
 
