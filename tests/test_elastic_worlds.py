@@ -201,23 +201,6 @@ def test_workers_that_come_together_all_know_each_other_in_the_end(kind: str, pl
     place.world.everywhere(call_everybody, named(*range(SIZE)))
 
 
-def test_a_worker_that_was_started_with_a_rank_0_that_has_nothing_to_do_still_gets_in(place: Place) -> None:
-    method = place.method
-
-    def come_late() -> Seen:
-        time.sleep(0.5)
-        return come(1, method)
-
-    def at_once() -> None:
-        come(0, method, door=1.5)
-        rpc.shutdown()
-
-    place.world.start(0, at_once)
-    place.world.start(1, come_late)
-    place.world.result(0)
-    assert place.world.result(1)[-1] == ("w1", 1)
-
-
 def test_without_a_rank_nobody_comes(place: Place) -> None:
     method = place.method
 

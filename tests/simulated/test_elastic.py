@@ -213,6 +213,36 @@ def test_what_a_leaver_has_passed_on_lives() -> None:
             world.run(*(functools.partial(part, world) for part in (owner, leaver, heir)))
 
 
+def test_who_was_started_with_a_rank_0_that_has_nothing_to_do_gets_in_and_who_comes_later_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(elastic, "DOOR_SECONDS", 3.0)
+    came: list[int] = []
+
+    def host(world: SimWorld) -> None:
+        with world.member(0):
+            pass
+
+    def visitor(world: SimWorld) -> None:
+        world.simulation.gate().wait(2.0)
+        with world.member(1) as session:
+            assert names(session) == ["w0", "w1"]
+            came.append(1)
+            while came[-1] != 3:
+                wait(session, 0.1)
+
+    def too_late(world: SimWorld) -> None:
+        world.simulation.gate().wait(20.0)
+        with pytest.raises(rpc.RendezvousError, match=r"rank 0.*has left.*nobody can join any more"), world.member(3):
+            pass
+        came.append(3)
+
+    for seed in range(3):
+        with SimWorld(SIZE, seed, elastic=True) as world:
+            world.run(lambda w=world: host(w), lambda w=world: visitor(w), None, lambda w=world: too_late(w))  # type: ignore[misc]
+    assert came == [1, 3] * 3
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_workers_come_and_go_in_1000_seeds() -> None:
