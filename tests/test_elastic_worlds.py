@@ -317,8 +317,11 @@ def test_device_maps_are_checked_and_known_as_workers_come(place: Place) -> None
     assert 'maps to cuda:1 of worker "w0"' in text
     text = place.on(2, fail_with_maps, 2, {}, 1)
     assert 'worker "w0" maps to cuda:1 of worker "w2"' in text
-    place.on(2, come_with_maps, 2, {"w0": {1: 0}}, 2)
-    assert place.on(2, placed) == Placement({"w0": {"cuda:1": "cuda:0"}}, {"w0": {"cuda:1": "cuda:0"}}, ("cuda:1",))
+    place.on(3, come_with_maps, 3, {}, 1)
+    place.on(2, come_with_maps, 2, {"w0": {1: 0}, "w3": {1: 0}}, 2)
+    there = {"cuda:1": "cuda:0"}
+    assert place.on(2, placed) == Placement({"w0": there, "w3": there}, {"w0": there}, ("cuda:1",))
+    assert place.on(3, placed) == Placement({}, {"w2": {"cuda:0": "cuda:1"}}, ("cuda:0",))
     assert place.on(0, placed) == Placement({"w2": {"cuda:0": "cuda:1"}}, {"w2": {"cuda:0": "cuda:1"}}, ("cuda:0",))
 
 
