@@ -25,6 +25,7 @@ from actorrpc.runtime.completion import check_seconds
 from actorrpc.runtime.futures import Future
 from actorrpc.runtime.handling import here
 from actorrpc.services.ids import EXECUTOR
+from actorrpc.services.roster import ELASTIC
 from actorrpc.session import (
     Session,
     current,
@@ -72,12 +73,16 @@ def init_rpc(
 ) -> None:
     """Makes this process a worker, and waits until all workers of the world have joined.
 
+    Where neither `world_size` nor WORLD_SIZE says how many there will be, the world is elastic: rank 0 begins it alone,
+    others join while it lasts, each once all who are there know of it, and leave by `shutdown`. When rank 0 is gone,
+    nobody can join any more. A worker that has left, or was lost, may come again under its name and rank.
+
     Arguments:
         name: the worker's name, unique in the world: letters, digits, `_`, `:`, `-`; fewer than 128.
         backend: a member of BackendType; by default the one that the options are for, and BackendType.TENSORPIPE (the
             library's own) where none are given. Torch's BackendType.TENSORPIPE will do as well.
         rank: this worker's number, from 0; default: RANK of the environment.
-        world_size: how many workers there will be; default: WORLD_SIZE of the environment.
+        world_size: how many workers there will be; default: WORLD_SIZE of the environment, else any number.
         rpc_backend_options: RpcBackendOptions or TensorPipeRpcBackendOptions, torch's too; or what the backend takes.
 
     What one worker finds wrong is told to the others, where they can be reached, so that all raise at once.
@@ -86,7 +91,8 @@ def init_rpc(
         InvalidNameError: nobody can have this name.
         ValueError: the rank, world size or an option is not valid.
         TypeError: backend or options are something else, or do not fit together.
-        RendezvousError: the workers did not come together in time (it says who is missing), or do not fit together.
+        RendezvousError: the workers did not come together in time (it says who is missing), or do not fit together; the
+            name or rank is taken, or rank 0 is gone (elastic worlds).
         DeviceMapError: a device map of one of them does not fit.
         RuntimeError: this process is a worker already, or another thread is about to make it one.
     """
@@ -101,7 +107,9 @@ def init_rpc(
     if chosen is BackendType.TENSORPIPE:
         join(name, rank, world_size, options)
         return
-    rank, world_size = _numbers(rank, world_size)
+    rank, world_size = _numbers(rank, world_size, getattr(options, "init_method", ""))
+    if world_size == ELASTIC:
+        raise ValueError(f"init_rpc needs world_size=..., or WORLD_SIZE in the environment, for {chosen!r}")
     try:
         started = start(chosen, name, rank, world_size, options)
     except BaseException:
@@ -117,7 +125,7 @@ def join(
 ) -> Session:
     """`init_rpc` for the library's own backend, with a role."""
     _check_fresh()
-    rank, world_size = _numbers(rank, world_size)
+    rank, world_size = _numbers(rank, world_size, options.init_method)
     try:
         return open_session(name, rank, world_size, options, role, index, _prepare)
     except BaseException:
@@ -137,10 +145,16 @@ def _check_fresh() -> None:
         raise RuntimeError(f"RPC is already initialized in this process, as {there}; call shutdown first")
 
 
-def _numbers(rank: int, world_size: int | None) -> tuple[int, int]:
+def _numbers(rank: int, world_size: int | None, init_method: str) -> tuple[int, int]:
+    """Returns rank and world size as they are given, or in the environment; ELASTIC where there is no size."""
     rank = _whole("rank", rank)
-    rank = rank if rank >= 0 else _environment("RANK", "rank")
-    world_size = _environment("WORLD_SIZE", "world_size") if world_size is None else _whole("world_size", world_size)
+    if rank < 0:
+        rank = _environment("RANK", init_method)
+    if world_size is None and "WORLD_SIZE" not in os.environ:
+        if rank < 0:
+            raise ValueError(f"rank {rank} in the environment: ranks are 0 or above")
+        return rank, ELASTIC
+    world_size = _environment("WORLD_SIZE", init_method) if world_size is None else _whole("world_size", world_size)
     if not 0 <= rank < world_size:
         raise ValueError(f"rank {rank} is outside of a world of {world_size}: ranks are 0 to world_size - 1")
     return rank, world_size
@@ -157,7 +171,7 @@ def _tell_the_others(name: object, rank: int, world_size: int | None, options: o
     method = DEFAULT_INIT_METHOD if options is None else getattr(options, "init_method", None)
     with contextlib.suppress(ValueError, TypeError):
         if isinstance(method, str):
-            withdraw(name, *_numbers(rank, world_size), method, fault)
+            withdraw(name, *_numbers(rank, world_size, method), method, fault)
 
 
 def _construct_own(rpc_timeout: float, init_method: str, **kwargs: Any) -> TensorPipeRpcBackendOptions:
@@ -178,11 +192,12 @@ def install(session: Session) -> None:
     actor.install(session)
 
 
-def _environment(variable: str, argument: str) -> int:
+def _environment(variable: str, init_method: str) -> int:
     try:
         return int(os.environ[variable])
-    except KeyError:
-        raise ValueError(f"init_rpc needs {argument}=..., or {variable} in the environment") from None
+    except KeyError:  # in words that torch's tests look for
+        what = "environment variable RANK expected" if init_method == "env://" else "rank parameter missing"
+        raise ValueError(f"{what}: init_rpc needs rank=..., or RANK in the environment") from None
     except ValueError:
         raise ValueError(f"{variable}={os.environ[variable]!r} in the environment is not a number") from None
 
@@ -192,13 +207,15 @@ def shutdown(graceful: bool = True, timeout: float = 0) -> None:
 
     Arguments:
         graceful: serve until all workers have called `shutdown` and all work is done, so that a server's program can
-            consist of nothing else. False: leave at once; others' calls to this worker fail.
+            consist of nothing else. In an elastic world: until this worker's own calls are answered, those of others
+            that had begun too, and the others know that it leaves. False: leave at once; others' calls to this worker
+            fail.
         timeout: seconds that a graceful shutdown may take; 0 (the default) without bound, but for lost workers.
 
     Raises:
         RuntimeError: this worker was launched in a role, so that `launch` ends the world itself; or a graceful end was
             asked for by a handler.
-        RendezvousError: time ran out (it says who is late); the worker is closed all the same.
+        RendezvousError: time ran out (it says who is late, or what goes on); the worker is closed all the same.
         WorkerLostError: rank 0 was lost, so that nobody can say when all is done; the worker is closed all the same.
     """
     other = foreign()
@@ -221,7 +238,11 @@ def shutdown(graceful: bool = True, timeout: float = 0) -> None:
             "a handler cannot wait for the end of the world, which waits for it: call shutdown elsewhere"
         )
     try:
-        if graceful:
+        if graceful and session.elastic is not None:
+            session.depart(timeout)
+            session.wind_up()
+            session.leave("it has called shutdown", linger=2.0)
+        elif graceful:
             session.serve_out(timeout)
             session.wind_up()
             session.close(2.0)

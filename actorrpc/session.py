@@ -26,6 +26,7 @@ from actorrpc.services import executor, rendezvous
 from actorrpc.services.address import local_address
 from actorrpc.services.autograd import Autograd
 from actorrpc.services.directory import Member
+from actorrpc.services.elastic import Elastic
 from actorrpc.services.leaks import Leaks
 from actorrpc.services.objects import Objects
 from actorrpc.services.roster import Hello, versions_here
@@ -95,6 +96,11 @@ class Session:
         worker.services[Session] = self
         _all.add(self)
 
+    @property
+    def elastic(self) -> Elastic | None:
+        """Its part in an elastic world; None in a world of fixed size."""
+        return self.worker.services.get(Elastic)
+
     def enter(self, hello: Hello, timeout: float, switch_interval: float | None) -> None:
         """Joins the world. Raises as `rendezvous.found` does; leaves nothing behind then."""
         assert self._store is not None
@@ -105,6 +111,8 @@ class Session:
             come = rendezvous.found if self.worker.id == 0 else rendezvous.join
             come(self.worker, self._store, hello, deadline)
         except BaseException:
+            if self.elastic is not None:  # the others may know it already
+                self.leave("its init_rpc failed")
             self.close(1.0 if self.worker.id == 0 else 0.2)
             raise
         if switch_interval is not None:
@@ -142,17 +150,32 @@ class Session:
         while clock.now() < end and is_alive(record.pid):
             gate.wait(0.05)
 
-    def leave(self, reason: str = "it shut down by itself", patience: float = 5.0) -> None:
+    def depart(self, timeout: float) -> None:
+        """Ends this worker's part in an elastic world: what is under way is done, and the others know.
+
+        Raises:
+            RendezvousError: `timeout` seconds (0: without bound) were not enough; it says for what.
+        """
+        worker, elastic = self.worker, self.elastic
+        assert elastic is not None
+        if not elastic.leave(worker.clock.now() + timeout if timeout > 0 else None):
+            raise RendezvousError(
+                f"{worker} waited {timeout:g} s in shutdown for its own work to end; {elastic.at_work()}; "
+                f"shutdown(graceful=False) does not wait"
+            )
+
+    def leave(self, reason: str = "it shut down by itself", patience: float = 5.0, linger: float = 0.5) -> None:
         """Says goodbye and closes, without waiting for others.
 
         Arguments:
             reason: what the others are told.
             patience: seconds that running handlers get to end.
+            linger: seconds that what is queued gets to leave.
         """
         self.worker.ending = True
         with contextlib.suppress(NotAMemberError, WorkerLostError):
             self.member.say_goodbye(reason)
-        self.close(0.5, patience)
+        self.close(linger, patience)
 
     def wind_up(self) -> None:
         """Does what a graceful end does once nothing is under way: actors are stopped, leaks are reported."""
@@ -271,7 +294,9 @@ def open_session(
 
 
 def withdraw(name: object, rank: int, world_size: int, init_method: str, fault: BaseException) -> None:
-    """Tells the others of a world, where they can be reached soon, why this worker cannot join it."""
+    """Tells the others of a world, where they can be reached soon, why this worker cannot join it; those of an elastic
+    one do not wait for it.
+    """
     if not 0 <= rank < world_size or world_size == 1:
         return
     shown = name if isinstance(name, str) else repr(name)

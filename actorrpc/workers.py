@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Union
 
 from actorrpc.errors import InvalidNameError, NotAMemberError
+from actorrpc.services.elastic import Elastic
 
 if TYPE_CHECKING:
     from actorrpc.runtime.peers import Record
@@ -54,7 +55,15 @@ To = Union[str, int, WorkerInfo]  # noqa: UP007  evaluated at run time, also by 
 
 def info_of(record: Record) -> WorkerInfo:
     """Makes what users see of a record."""
-    return WorkerInfo(record.name, record.id)
+    return WorkerInfo(record.name, record.rank)
+
+
+def present(worker: Worker) -> list[Record]:
+    """Returns the workers of a world, by rank: all of them or, in an elastic world, those who have not left."""
+    elastic: Elastic | None = worker.services.get(Elastic)
+    if elastic is not None:
+        return elastic.present()
+    return [peer.record for _, peer in sorted(worker.peers.items())]
 
 
 def resolve(worker: Worker, to: To) -> int:
@@ -67,7 +76,7 @@ def resolve(worker: Worker, to: To) -> int:
     if isinstance(to, str):
         number = worker.names.get(to)
         if number is None:
-            known = ", ".join(sorted(worker.names))
+            known = ", ".join(sorted(record.name for record in present(worker)))
             hint = f', did you mean "{to}:0"?' if f"{to}:0" in worker.names else ""
             raise NotAMemberError(
                 f'could not find destination "{to}" in the world of {worker}; there are: {known}{hint}'
@@ -79,7 +88,8 @@ def resolve(worker: Worker, to: To) -> int:
         raise ValueError(
             f"a worker is named by its name, rank or WorkerInfo, not by {to!r} of type {type(to).__name__}"
         )
-    if to not in worker.peers:
-        size = len(worker.peers)
+    number = worker.ranks.get(to)
+    if number is None:
+        size = len(present(worker))
         raise NotAMemberError(f"there is no worker of rank {to} in the world of {worker}, which has {size}")
-    return to
+    return number

@@ -10,7 +10,7 @@ from actorrpc.group import Group
 from actorrpc.rref import RRef
 from actorrpc.services.handles import OwnerHandle
 from actorrpc.services.ids import ROOT
-from actorrpc.workers import info_of
+from actorrpc.workers import info_of, present
 
 if TYPE_CHECKING:
     from actorrpc.session import Session
@@ -28,16 +28,16 @@ class World:
 
     @property
     def workers(self) -> list[WorkerInfo]:
-        """All workers, by rank."""
-        return [info_of(peer.record) for _, peer in sorted(self._session.worker.peers.items())]
+        """All workers, by rank. In an elastic world: those who are there now."""
+        return [info_of(record) for record in present(self._session.worker)]
 
     @property
     def roles(self) -> dict[str, int]:
         """How many workers each role has."""
         counts: dict[str, int] = {}
-        for _, peer in sorted(self._session.worker.peers.items()):
-            if peer.record.role:
-                counts[peer.record.role] = counts.get(peer.record.role, 0) + 1
+        for record in present(self._session.worker):
+            if record.role:
+                counts[record.role] = counts.get(record.role, 0) + 1
         return counts
 
     def role(self, name: str) -> Group:
@@ -47,7 +47,7 @@ class World:
             NotAMemberError: there is no such role.
         """
         session = self._session
-        records = [peer.record for peer in session.worker.peers.values() if peer.record.role == name]
+        records = [record for record in present(session.worker) if record.role == name]
         if not records:
             known = ", ".join(self.roles) or "none"
             raise NotAMemberError(f"there is no role {name!r} in this world; there are: {known}")

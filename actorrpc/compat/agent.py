@@ -14,7 +14,7 @@ from actorrpc.backends import BackendType
 from actorrpc.options import RpcBackendOptions
 from actorrpc.rpc import get_worker_info
 from actorrpc.session import Session, current, foreign, is_available
-from actorrpc.workers import WorkerInfo, info_of
+from actorrpc.workers import WorkerInfo, info_of, present
 
 _gil_profiling = False
 _GIL_PROBE_SECONDS = 1e-3
@@ -32,16 +32,15 @@ class Agent:
     @property
     def is_static_group(self) -> bool:
         """Whether the number of workers was given, and stays."""
-        return True
+        return self._session.elastic is None
 
     def get_worker_info(self, worker: str | int | None = None) -> WorkerInfo:
         """Returns the WorkerInfo of a worker by its name or rank; default: this one's own."""
         return get_worker_info(worker)  # type: ignore[arg-type]
 
     def get_worker_infos(self) -> list[WorkerInfo]:
-        """Returns the WorkerInfos of all workers, by rank."""
-        peers = self._session.worker.peers
-        return [info_of(peers[number].record) for number in sorted(peers)]
+        """Returns the WorkerInfos of all workers, by rank; in an elastic world, of those who are there."""
+        return [info_of(record) for record in present(self._session.worker)]
 
     def get_debug_info(self) -> dict[str, str]:
         """Returns counts, as texts, under torch's names."""

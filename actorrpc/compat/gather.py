@@ -17,6 +17,7 @@ from actorrpc.options import UNSET_RPC_TIMEOUT
 from actorrpc.rpc import get_rpc_timeout, get_worker_info, rpc_async, rpc_sync
 from actorrpc.runtime.peers import Standing
 from actorrpc.session import current
+from actorrpc.workers import present
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -27,8 +28,8 @@ log = logging.getLogger("actorrpc")
 _LOOK_SECONDS = 0.5
 """How often whoever waits for others looks whether they are still there."""
 
-Key = tuple[tuple[str, ...], int]
-"""The members' names, sorted, and which of their exchanges it is."""
+Key = tuple[tuple[str, ...], int, tuple[int, ...]]
+"""The members' names, sorted, which of their exchanges it is, and their ids: one that comes again is another one."""
 
 
 class _Exchange:
@@ -44,7 +45,7 @@ class _Exchanges:
 
     def __init__(self) -> None:
         self.door = threading.Lock()
-        self.numbers: collections.Counter[tuple[str, ...]] = collections.Counter()
+        self.numbers: collections.Counter[tuple[int, ...]] = collections.Counter()
         self.open: dict[Key, _Exchange] = collections.defaultdict(_Exchange)
 
 
@@ -85,7 +86,8 @@ def _all_gather(
 
     Arguments:
         obj: what this worker gives.
-        worker_names: who takes part; default: all workers of the world.
+        worker_names: who takes part; default: all workers of the world. In an elastic world these are those who are
+            there, and all who take part must see the same ones.
         timeout: seconds that others are waited for, and that the messages may take; 0 for ever. By default the messages
             may take `get_rpc_timeout()`, and others are waited for until they come or are lost.
 
@@ -97,11 +99,12 @@ def _all_gather(
         NotAMemberError: this process is in no world, or a name is not known.
     """
     session, own = current(), get_worker_info().name
-    names = tuple(sorted(set(worker_names or session.worker.names)))
+    names = tuple(sorted(set(worker_names or (record.name for record in present(session.worker)))))
+    ids = tuple(session.worker.names.get(name, -1) for name in names)
     exchanges, seconds = _exchanges(session), get_rpc_timeout() if timeout < 0 else timeout
     with exchanges.door:
-        key = names, exchanges.numbers[names]
-        exchanges.numbers[names] += 1
+        key = names, exchanges.numbers[ids], ids
+        exchanges.numbers[ids] += 1
     try:
         if own == names[0]:
             _give(key, own, obj)

@@ -103,8 +103,12 @@ class Keeper:
             self._ended[record.id] = _End(self._worker.clock.now())
             self._gate.open()
             return
-        self._pidfds[record.id] = fd
-        self._poll.register(fd, select.POLLIN)
+        with self._timers_door:  # a job of the crew may dial somebody while this thread is being ended
+            if self._stopping or record.id in self._pidfds:
+                os.close(fd)
+                return
+            self._pidfds[record.id] = fd
+            self._poll.register(fd, select.POLLIN)
         self._gate.open()
 
     def unwatch(self, number: int) -> None:
@@ -117,7 +121,8 @@ class Keeper:
 
     def stop(self) -> None:
         """Ends the thread."""
-        self._stopping = True
+        with self._timers_door:
+            self._stopping = True
         self._gate.open()
         if self._thread is not None:
             self._thread.join(2.0)
@@ -184,7 +189,9 @@ class Keeper:
         assert self._poll is not None
         ended = {fd for fd, _ in self._poll.poll(0)}
         for number, fd in list(self._pidfds.items()):
-            if fd in ended and number not in self._ended:
+            if self._worker.peers[number].standing is not Standing.MEMBER:  # it said goodbye, and its process goes on
+                self.unwatch(number)
+            elif fd in ended and number not in self._ended:
                 self._ended[number] = _End(time)
 
     def _hear_out(self, time: float) -> None:

@@ -25,7 +25,7 @@ class Members:
 
     Attributes:
         peers: all that were ever members, this worker too, by id.
-        names: the ids of the members, by name.
+        names, ranks: the ids of the members, by name and by rank; of several that had it, the last one's.
         watchers: called, in the control lane, with every peer that was lost or has left.
     """
 
@@ -33,27 +33,37 @@ class Members:
         self._worker = worker
         self.peers: dict[int, Peer] = {}
         self.names: dict[str, int] = {}
+        self.ranks: dict[int, int] = {}
         self.watchers: list[Callable[[Peer], None]] = []
         self._early: list[Sequence[Frame]] = []
 
-    def admit(self, records: Sequence[Record]) -> None:
+    def admit(self, records: Sequence[Record], own: int | None = None) -> None:
         """Learns of members; what they sent before this was known is taken up now.
 
-        Under leadership, so that nothing that came later is routed before it.
+        The first time under leadership, so that nothing that came later is routed before it.
+
+        Arguments:
+            records: theirs; those that are known already may be among them.
+            own: the id that this worker was given, where that was not known before.
         """
 
         def learn() -> None:
+            if own is not None:
+                self._worker.become(own)
             for record in records:
                 known = self.peers.get(record.id)
                 if known is None or known.record.incarnation != record.incarnation:
                     peer = self.peers[record.id] = Peer(record)
                     peer.by_value = record.main != self._worker.record.main
-                    self.names[record.name] = record.id
+                    self.names[record.name] = self.ranks[record.rank] = record.id
             early, self._early = self._early, []
             for frames in early:
                 self._worker.take(frames)
 
-        self._worker.crew.lead_once(learn)
+        if self.peers:  # who comes later has sent nothing yet; and the leader may be a caller who waits for long
+            learn()
+        else:
+            self._worker.crew.lead_once(learn)
 
     def keep_early(self, frames: Sequence[Frame]) -> None:
         """Keeps the message of a sender who is not known, while the list of members has not come; else drops it.
@@ -107,9 +117,9 @@ class Members:
     @staticmethod
     def lost_error(peer: Peer, consequence: str) -> WorkerLostError:
         """Makes the error for what depended on a peer that is gone."""
-        word = "was lost" if peer.standing is Standing.LOST else "has left"
+        word = {Standing.MEMBER: "is about to leave", Standing.LOST: "was lost"}.get(peer.standing, "has left")
         r = peer.record
         return WorkerLostError(
             f"{r} {word}: {peer.reason}; {consequence}",
-            worker=r.name, rank=r.id, host=r.host, pid=r.pid, reason=peer.reason,
+            worker=r.name, rank=r.rank, host=r.host, pid=r.pid, reason=peer.reason,
         )  # fmt: skip

@@ -60,16 +60,18 @@ class Outbox:
 
     def _number(self, peer: Peer, out: Outgoing, frames: Sequence[Frame], hold: bool) -> None:
         """Sends a message to a peer, numbered; under its lock."""
-        worker = self._worker
+        worker, to = self._worker, peer.record.id
         kind, flags, call, *rest = out
+        if peer.leaving and kind <= Kind.TELL and not flags & Flag.CONTROL and out.chain >> 40 != to:
+            raise worker.members.lost_error(peer, "the message was not sent")
         peer.sent += 1
         if kind <= Kind.TELL and not flags & Flag.CONTROL:
             peer.told += 1
         head = pack_fields(MARK, kind, flags, worker.id, worker.record.incarnation, call, peer.sent, *rest)
         try:
             if len(frames) == 1:
-                worker.transport.send(peer.record.id, (head + frames[0],), hold)
+                worker.transport.send(to, (head + frames[0],), hold)
             else:
-                worker.transport.send(peer.record.id, [head + frames[0], *frames[1:]])
+                worker.transport.send(to, [head + frames[0], *frames[1:]])
         except KeyError:
             raise worker.members.lost_error(peer, "the message was not sent") from None

@@ -19,7 +19,7 @@ class Record:
     """What the world knows of a worker.
 
     Attributes:
-        id: its number in the world; equal to its rank in a world of fixed size.
+        id: its number in the world, which nobody else gets; equal to its rank in a world of fixed size.
         name: its name, unique in the world.
         incarnation: drawn anew at every start.
         endpoints: where it listens, best first.
@@ -27,6 +27,7 @@ class Record:
         pid: its process id there.
         role, index: what it is in a world that was launched by roles; "" and 0 elsewhere.
         main: what its main module is made of; those who have the same can write names of it to each other.
+        rank: what users call it by. Where workers come and go, one that comes again has its rank, and a new id.
     """
 
     id: int
@@ -39,6 +40,11 @@ class Record:
     role: str = ""
     index: int = 0
     main: str = ""
+    rank: int = -1
+
+    def __post_init__(self) -> None:
+        if self.rank < 0:
+            object.__setattr__(self, "rank", self.id)
 
     def to_json(self) -> dict[str, Any]:
         """Returns it as plain data."""
@@ -62,10 +68,11 @@ class Record:
             str(data.get("role", "")),
             int(data.get("index", 0)),
             str(data.get("main", "")),
+            int(data.get("rank", -1)),
         )
 
     def __str__(self) -> str:
-        return f'worker "{self.name}" (rank {self.id}, host {self.host}, pid {self.pid})'
+        return f'worker "{self.name}" (rank {self.rank}, host {self.host}, pid {self.pid})'
 
 
 class Standing(Enum):
@@ -84,6 +91,7 @@ class Peer:
     Attributes:
         record: what the world knows of it.
         standing: whether it still counts as a member.
+        leaving: whether it has said that it is about to leave: no calls to it are begun any more.
         reason: why it does not.
         lock: taken to number and send one message (ZQ4, and so that numbers leave in order).
         sent: how many messages went to it.
@@ -95,8 +103,8 @@ class Peer:
     """
 
     __slots__ = (
-        "busy", "by_value", "deferred", "dialled", "heard", "lock", "reason", "record", "seen", "sent", "standing",
-        "told",
+        "busy", "by_value", "deferred", "dialled", "heard", "leaving", "lock", "reason", "record", "seen", "sent",
+        "standing", "told",
     )  # fmt: skip
 
     def __init__(self, record: Record) -> None:
@@ -106,6 +114,6 @@ class Peer:
         # Reentrant: the collector may run a finalizer of the user's, which sends, in the midst of a send (`busy`).
         self.lock = threading.RLock()
         self.sent = self.seen = self.told = self.heard = 0
-        self.busy = self.by_value = False
+        self.busy = self.by_value = self.leaving = False
         self.deferred: list[tuple[Outgoing, Sequence[Frame]]] = []
         self.dialled = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import logging
 import os
@@ -75,7 +76,7 @@ class Worker:
         self.reference_readers: set[tuple[str, str]] = set()
         """The loading functions of references, by module and name: what is saved of answers that cannot be read."""
         self.members = Members(self)
-        self.peers, self.names = self.members.peers, self.members.names
+        self.peers, self.names, self.ranks = self.members.peers, self.members.names, self.members.ranks
         self.calls = Calls(self)
         self.cells: dict[tuple[int, int], Cell] = {}
         self.fallback: Cell | None = None
@@ -103,6 +104,10 @@ class Worker:
 
     def __str__(self) -> str:
         return str(self.record)
+
+    def become(self, number: int) -> None:
+        """Takes the id that this worker is given as it joins; until then nothing was sent under any."""
+        self.id, self.record = number, dataclasses.replace(self.record, id=number)
 
     def start(self) -> None:
         """Starts to receive."""
@@ -432,7 +437,7 @@ class Worker:
         return {
             "pending": len(self.calls.pending),
             "actors": len(self.cells),
-            "dialled": sum(p.dialled for p in self.peers.values()),
+            "dialled": sum(p.dialled for p in list(self.peers.values())),
             **self.crew.statistics(),
         }
 

@@ -84,15 +84,18 @@ def fault_of_one(name: str, own: Devices) -> str | None:
     return None
 
 
-def fault_between(all_of_them: Mapping[str, Devices]) -> str | None:
+def fault_between(all_of_them: Mapping[str, Devices], *, complete: bool = True) -> str | None:
     """Looks for what is wrong with the device maps of a world; returns it in words, or None.
 
     Arguments:
         all_of_them: every worker's devices, by its name; each has passed `fault_of_one`.
+        complete: whether nobody comes later, so that maps for others are wrong.
     """
     for name, own in all_of_them.items():
         for to, device_map in own.maps.items():
             who = f'worker "{name}"'
+            if to not in all_of_them and not complete:
+                continue
             if to not in all_of_them:
                 known = ", ".join(f'"{other}"' for other in all_of_them)
                 return f'{who} has a device map for "{to}", but there is no such worker; there are: {known}'

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
+import functools
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -14,16 +13,19 @@ from actorrpc.runtime.lanes import Lane
 from actorrpc.runtime.peers import Standing
 from actorrpc.services.devices import Placement, placement
 from actorrpc.services.ids import DIRECTORY, MEMBER
-from actorrpc.services.roster import Hello, Roster
+from actorrpc.services.porch import Porch
+from actorrpc.services.roster import Roster
 from actorrpc.wire.envelope import Flag
 
 if TYPE_CHECKING:
     from actorrpc.runtime.message import Message
     from actorrpc.runtime.peers import Peer
     from actorrpc.runtime.worker import Worker
+    from actorrpc.services.roster import Hello
 
 log = logging.getLogger("actorrpc")
 _WORD_SECONDS = 2.0
+_GOODBYE_SECONDS = 5.0
 
 
 class Directory:
@@ -41,15 +43,14 @@ class Directory:
         """Done when all have joined, or never can."""
         self.all_told = Completion()
         """Done when as many as were expected have been told that the world cannot come about."""
-        self._worker, self._session = worker, session
-        self._ways: dict[int, int] = {}
+        self._worker = worker
+        self.porch = Porch(worker, session, self._come)
         self._done: set[int] = set()
         self._round = 0
         self._answers: dict[int, tuple[bool, dict[int, tuple[int, int]]]] = {}
         self._last: dict[tuple[int, int], int] | None = None
         self._busy: list[int] = []
         worker.services[Directory] = self
-        worker.greeted = self._greeted
         worker.cells[DIRECTORY] = ServiceCell(worker, Lane.CONTROL, self._handle)
         worker.members.watchers.append(self._gone)
         self._take(hello)
@@ -62,25 +63,12 @@ class Directory:
 
     # -- joining (control lane, but for the first worker, which is this one)
 
-    def _greeted(self, data: bytes) -> None:
-        try:
-            told = json.loads(data)
-            if told.get("session") != self._session:
-                return
-            hello = Hello.from_json(told)
-        except (ValueError, KeyError, TypeError, AttributeError):
-            log.warning("%s: dropped a greeting that makes no sense", self._worker.record.name)
-            return
-        record = hello.record
-        way = -2 - record.incarnation
-        if way not in self._ways:
-            self._worker.transport.dial(way, record.endpoints)
-            self._ways[way] = record.id
+    def _come(self, hello: Hello, way: int) -> None:
         reason = self._take(hello)
         if reason is None and not self.roster.complete:
-            self._answer(way, {"status": self.roster.status()})
+            self.porch.answer(way, {"status": self.roster.status()})
         elif self.joined.done:  # it asks again, so the first answer was lost; or it came too late
-            self._answer(way, self._verdict() if reason == self.roster.refusal else {"refused": reason})
+            self.porch.answer(way, self._verdict() if reason == self.roster.refusal else {"refused": reason})
         self._see_who_was_told()
 
     def _take(self, hello: Hello) -> str | None:
@@ -91,8 +79,8 @@ class Directory:
 
     def _announce(self) -> None:
         verdict = self._verdict()
-        for way in list(self._ways):
-            self._answer(way, verdict)
+        for way in list(self.porch.ways):
+            self.porch.answer(way, verdict)
         if self.roster.refusal is None:
             self._worker.services[Placement] = placement(self._worker.record.name, self.roster.devices())
             self._worker.members.admit(self.roster.records)
@@ -107,7 +95,7 @@ class Directory:
         self._worker.complete(self.joined)
 
     def _see_who_was_told(self) -> None:
-        if self.joined.done and not self.all_told.done and len(self._ways) >= self.roster.world_size - 1:
+        if self.joined.done and not self.all_told.done and len(self.porch.ways) >= self.roster.world_size - 1:
             self._worker.complete(self.all_told)
 
     def _verdict(self) -> dict[str, Any]:
@@ -115,16 +103,6 @@ class Directory:
             return {"refused": self.roster.refusal, "about_devices": self.roster.about_devices}
         devices = {name: d.to_json() for name, d in self.roster.devices().items() if d.maps or d.listed}
         return {"members": [record.to_json() for record in self.roster.records], "devices": devices}
-
-    def _answer(self, way: int, answer: dict[str, Any]) -> None:
-        with contextlib.suppress(KeyError):  # hung up meanwhile: it has had its answer
-            self._worker.greet(way, json.dumps({"session": self._session, **answer}).encode())
-
-    def close_ways(self) -> None:
-        """Hangs up the ways by which joining workers were answered."""
-        for way in list(self._ways):
-            self._worker.transport.hang_up(way, 1.0)
-        self._ways.clear()
 
     # -- ending: all have called shutdown, then nobody works and no message is under way, twice over
 
@@ -216,6 +194,8 @@ class Member:
         self.over = Completion()
         """Done when the world's work is done, and members should come to an end; also when `ended` is."""
         self.orphaned: Peer | None = None
+        self.outlives_rank_0 = False
+        """Whether the world goes on without rank 0."""
         worker.services[Member] = self
         worker.cells[MEMBER] = ServiceCell(worker, Lane.CONTROL, self._handle)
         worker.members.watchers.append(self._gone)
@@ -241,7 +221,7 @@ class Member:
         """Tells the others that this worker leaves; those that it never spoke to hear it from rank 0."""
         me = self._worker.id
         for number, peer in list(self._worker.peers.items()):
-            if number != me and (peer.dialled or 0 in (number, me)):
+            if number != me and (peer.dialled or 0 in (number, me) or self.orphaned is not None):
                 try:
                     self._worker.tell(number, MEMBER, ("bye", reason), control=True)
                 except ActorRPCError:
@@ -269,12 +249,18 @@ class Member:
             worker.members.lose(message.caller, rest[0], Standing.LEFT)
         elif verb == "gone":
             number, standing, reason = rest
-            worker.members.lose(number, f"{reason} (rank 0 says)", Standing(standing))
+            peer, lose = worker.peers.get(number), worker.members.lose
+            news = functools.partial(lose, number, f"{reason} (rank 0 says)", Standing(standing))
+            if peer is not None and peer.leaving and standing == Standing.LEFT.value:
+                worker.keeper.after(_GOODBYE_SECONDS, news)  # its own goodbye comes, after its last answers
+            else:
+                news()
 
     def _gone(self, peer: Peer) -> None:
         if peer.record.id == 0 and not self.ended.done:
             self.orphaned = peer
-            self._end()
+            if not self.outlives_rank_0:
+                self._end()
 
     def _end(self) -> None:
         for what in (self.over, self.ended):

@@ -14,6 +14,8 @@ OBJECTS = ActorId(SYSTEM, 4)
 MEMBER = ActorId(SYSTEM, 5)
 """Takes the directory's announcements."""
 AUTOGRAD = ActorId(SYSTEM, 6)
+ELASTIC = ActorId(SYSTEM, 7)
+"""Hears who comes into an elastic world and who is about to leave it."""
 ROOT = ActorId(SYSTEM, 16)
 """The actor of a worker that was launched in a role."""
 OWN_NUMBER = 1 << 63

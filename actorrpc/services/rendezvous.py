@@ -17,6 +17,8 @@ from actorrpc.runtime.completion import Completion
 from actorrpc.runtime.peers import Record
 from actorrpc.services.devices import Devices, Placement, placement
 from actorrpc.services.directory import Directory
+from actorrpc.services.elastic import Door, Elastic, hint_of
+from actorrpc.services.roster import ELASTIC, mixture
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 _WAY = -1
 _GREET_SECONDS = 0.5
 _REFUSAL_SECONDS = 5.0
+_PROBE_SECONDS = 1.0
+"""What the rank 0 of a world whose hint is found gets to say that it lives."""
 _LAST_WORD_SECONDS = 2.0
 """What a joining worker waits beyond its own limit for rank 0 to say who is missing."""
 _SILENCE_SECONDS = 3.0
@@ -35,7 +39,7 @@ _SILENCE_SECONDS = 3.0
 
 
 def found(worker: Worker, store: HintStore, hello: Hello, deadline: float) -> None:
-    """Opens a world, on rank 0, and waits until all have joined.
+    """Opens a world, on rank 0, and waits until all have joined, unless it is an elastic one.
 
     Arguments:
         worker: rank 0, started.
@@ -49,18 +53,32 @@ def found(worker: Worker, store: HintStore, hello: Hello, deadline: float) -> No
         DeviceMapError: a device map does not fit.
     """
     session = uuid.uuid4().hex
+    if hello.world_size == ELASTIC:
+        _begin(worker, store, hello, session, deadline)
+        return
     directory = Directory(worker, hello, session)
     roster = directory.roster
-    store.publish(json.dumps({"session": session, "endpoints": worker.transport.endpoints}).encode(), deadline)
+    store.publish(hint_of(worker, session, hello.world_size), deadline)
     if not worker.wait(directory.joined, deadline, lead=False):
         directory.expire()
     elif roster.refusal is not None:  # those who come a little later shall hear why, too
         worker.wait(directory.all_told, min(deadline, worker.clock.now() + _REFUSAL_SECONDS), lead=False)
-    directory.close_ways()
+    directory.porch.close()
     if roster.refusal is not None:
         kind = DeviceMapError if roster.about_devices else RendezvousError
         raise kind(f"{worker} could not start a world of {hello.world_size}: {roster.refusal}")
     _watch(worker, list(worker.peers))
+
+
+def _begin(worker: Worker, store: HintStore, hello: Hello, session: str, deadline: float) -> None:
+    """Opens an elastic world, which has this worker alone to begin with."""
+    left = store.peek()
+    if left is not None:
+        _Joining(worker, store, hello).refuse_if_alive(left)
+    elastic = Elastic(worker, session, store)
+    worker.members.admit([worker.record])
+    Door(worker, elastic, hello, session)
+    store.publish(hint_of(worker, session, ELASTIC), deadline)
 
 
 def _watch(worker: Worker, numbers: Iterable[int]) -> None:
@@ -72,7 +90,9 @@ def _watch(worker: Worker, numbers: Iterable[int]) -> None:
 
 
 def join(worker: Worker, store: HintStore, hello: Hello, deadline: float) -> None:
-    """Joins a world, on any rank but 0, and waits until all have joined. Arguments and errors: see `found`."""
+    """Joins a world, on any rank but 0, and waits until all have joined or, where it is an elastic one, until all who
+    are there know of this worker. Arguments and errors: see `found`.
+    """
     _Joining(worker, store, hello).run(deadline)
 
 
@@ -83,11 +103,41 @@ class _Joining:
         self._answer: dict[str, Any] = {}
         self._status = ""
         self._heard = -math.inf
+        self._dialled = math.inf
         self._session = self._where = ""
+        self._size = ELASTIC
+        """That of the world, as the hint says."""
+        self._elastic = hello.world_size == ELASTIC
         self._hello = hello.to_json()
         worker.greeted = self._greeted
 
     def run(self, deadline: float) -> None:
+        worker = self._worker
+        try:
+            self._ask(deadline)
+            if not self._verdict.done:
+                raise RendezvousError(f"{worker} could not join its world: time ran out; {self._why()}")
+        except BaseException:
+            if self._elastic and self._session and not self._verdict.done:  # it may be about to be let in
+                self._greet(withdrawn="it gave up joining")
+            raise
+        finally:
+            worker.greeted = None
+            worker.transport.hang_up(_WAY, 0.1)
+        if "refused" in self._answer:
+            kind = DeviceMapError if self._answer.get("about_devices") else RendezvousError
+            raise kind(f"{worker} could not join its world: {self._answer['refused']}")
+        devices = {name: Devices.from_json(data) for name, data in self._answer["devices"].items()}
+        records = [Record.from_json(data) for data in self._answer["members"]]
+        if self._elastic:
+            self._move_in(records, devices)
+        else:
+            worker.services[Placement] = placement(worker.record.name, devices)
+            worker.members.admit(records)
+        _watch(worker, [0])
+
+    def _ask(self, deadline: float) -> None:
+        """Greets whoever the hint names until there is a verdict, or time has run out."""
         worker, now = self._worker, self._worker.clock.now
         hint: bytes | None = None
         while not self._verdict.done and now() < deadline:
@@ -96,21 +146,50 @@ class _Joining:
                 hint = latest
                 self._dial(hint)
             if hint is not None and self._session:
-                worker.greet(_WAY, json.dumps({"session": self._session, **self._hello}).encode())
+                self._greet()
             worker.wait(self._verdict, min(deadline, now() + _GREET_SECONDS), lead=False)
+            if self._elastic and self._size != ELASTIC and max(self._heard, self._dialled) < now() - _SILENCE_SECONDS:
+                raise RendezvousError(
+                    mixture(
+                        f"{worker} was given no world_size; the world at this address was begun with {self._size} "
+                        f"workers, and its rank 0 does not answer at {self._where}. If it is over, use another address"
+                    )
+                )
         if not self._verdict.done and self._status:
             worker.wait(self._verdict, now() + _LAST_WORD_SECONDS, lead=False)
-        worker.greeted = None
-        worker.transport.hang_up(_WAY, 0.1)
-        if not self._verdict.done:
-            raise RendezvousError(f"{worker} could not join its world: time ran out; {self._why()}")
-        if "refused" in self._answer:
-            kind = DeviceMapError if self._answer.get("about_devices") else RendezvousError
-            raise kind(f"{worker} could not join its world: {self._answer['refused']}")
-        devices = {name: Devices.from_json(data) for name, data in self._answer["devices"].items()}
-        worker.services[Placement] = placement(worker.record.name, devices)
-        worker.members.admit([Record.from_json(data) for data in self._answer["members"]])
-        _watch(worker, [0])
+
+    def refuse_if_alive(self, hint: bytes) -> None:
+        """Asks whether the elastic world of a hint that was found has a rank 0.
+
+        Raises:
+            RendezvousError: it has.
+        """
+        self._dial(hint)
+        worker, now, answer = self._worker, self._worker.clock.now, ""
+        end = now() + _PROBE_SECONDS
+        try:
+            while self._session and self._size == ELASTIC and now() < end and not (answer or self._verdict.done):
+                self._greet()
+                worker.wait(self._verdict, min(end, now() + _PROBE_SECONDS / 5), lead=False)
+                answer = self._status or answer
+        finally:
+            worker.greeted = None
+            worker.transport.hang_up(_WAY, 0.1)
+        if answer or (self._verdict.done and not self._answer.get("orphaned")):
+            raise RendezvousError(
+                f"{worker} cannot begin a world at this address, where one is alive: "
+                f"{answer or self._answer.get('refused', '')}"
+            )
+
+    def _move_in(self, records: list[Record], devices: dict[str, Devices]) -> None:
+        worker, leaving = self._worker, set(self._answer["leaving"])
+        Elastic(worker, self._session, self._store).learn(devices)
+        worker.members.admit(records, int(self._answer["id"]))
+        for number in leaving:
+            Elastic.note_leaving(worker.peers[number])
+
+    def _greet(self, **more: str) -> None:
+        self._worker.greet(_WAY, json.dumps({"session": self._session, **self._hello, **more}).encode())
 
     def _why(self) -> str:
         if not self._where:
@@ -129,8 +208,10 @@ class _Joining:
         try:
             data = json.loads(hint)
             session, endpoints = str(data["session"]), [str(e) for e in data["endpoints"]]
+            size = int(data.get("world_size", ELASTIC))
             self._worker.transport.dial(_WAY, endpoints)
-            self._session, self._where = session, " or ".join(endpoints)
+            self._session, self._where, self._size = session, " or ".join(endpoints), size
+            self._dialled = self._worker.clock.now()
         except Exception:
             self._session = ""  # somebody else's words: read it again
 

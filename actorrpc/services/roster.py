@@ -14,8 +14,10 @@ from actorrpc.services.devices import Devices
 from actorrpc.wire import envelope
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
+ELASTIC = 0
+"""The size of a world in which workers come and go."""
 _SHOWN = 4
 
 
@@ -29,7 +31,7 @@ class Hello:
 
     Attributes:
         record: who it is.
-        world_size: how many workers it was told of.
+        world_size: how many workers it was told of; ELASTIC: any number.
         protocol: the version of the protocol that it speaks.
         versions: what it runs, by name: "python", "torch", "actorrpc".
         devices: its devices and device maps.
@@ -135,12 +137,11 @@ class Roster:
     def _objection(self, hello: Hello) -> str | None:
         record, known = hello.record, self.hellos.get(hello.record.id)
         if hello.protocol != envelope.PROTOCOL:
-            return (
-                f"{record} speaks version {hello.protocol} of the protocol, rank 0 version {envelope.PROTOCOL}; "
-                f"install one version of actorrpc everywhere{self._packages(hello)}"
-            )
+            return stranger(hello, self.hellos.get(0))
         if hello.withdrawn:
             return f"{record} could not take part: {hello.withdrawn}"
+        if hello.world_size == ELASTIC:
+            return mixture(f"{record} was given no world_size, rank 0 world_size={self.world_size}")
         if hello.world_size != self.world_size:
             return f"{record} was given world_size={hello.world_size}, rank 0 world_size={self.world_size}"
         if not 0 <= record.id < self.world_size:
@@ -159,26 +160,40 @@ class Roster:
                 )
         return None
 
-    def _packages(self, hello: Hello) -> str:
-        theirs, first = hello.versions.get("actorrpc"), self.hellos.get(0)
-        ours = first.versions.get("actorrpc") if first is not None else None
-        return f" (it has {theirs}, rank 0 {ours})" if theirs and ours else ""
-
     def devices(self) -> dict[str, Devices]:
         """Returns the devices of all who have joined, by name, in order of rank."""
         return {self.hellos[rank].record.name: self.hellos[rank].devices for rank in sorted(self.hellos)}
 
     def differences(self) -> str | None:
         """Says which versions of Python, torch and actorrpc run where; None where all run the same."""
-        parts = []
-        for what in ("actorrpc", "python", "torch"):
-            where: dict[str, list[Record]] = {}
-            for rank in sorted(self.hellos):
-                hello = self.hellos[rank]
-                where.setdefault(_what_counts(what, hello.versions.get(what, "unknown")), []).append(hello.record)
-            if len(where) > 1:
-                parts.append(f"{what} " + ", ".join(f"{version} on {_listed(who)}" for version, who in where.items()))
-        return "; ".join(parts) or None
+        return differences(self.hellos[rank] for rank in sorted(self.hellos))
+
+
+def differences(hellos: Iterable[Hello]) -> str | None:
+    """Says which versions of Python, torch and actorrpc run where; None where all run the same."""
+    parts, hellos = [], list(hellos)
+    for what in ("actorrpc", "python", "torch"):
+        where: dict[str, list[Record]] = {}
+        for hello in hellos:
+            where.setdefault(_what_counts(what, hello.versions.get(what, "unknown")), []).append(hello.record)
+        if len(where) > 1:
+            parts.append(f"{what} " + ", ".join(f"{version} on {_listed(who)}" for version, who in where.items()))
+    return "; ".join(parts) or None
+
+
+def stranger(hello: Hello, first: Hello | None) -> str:
+    """Says that a worker speaks another version of the protocol than this one; `first`: rank 0's own hello."""
+    theirs, ours = hello.versions.get("actorrpc"), first.versions.get("actorrpc") if first is not None else None
+    packages = f" (it has {theirs}, rank 0 {ours})" if theirs and ours else ""
+    return (
+        f"{hello.record} speaks version {hello.protocol} of the protocol, rank 0 version {envelope.PROTOCOL}; "
+        f"install one version of actorrpc everywhere{packages}"
+    )
+
+
+def mixture(who: str) -> str:
+    """Says that worlds of fixed size and elastic ones do not mix, in the words that torch's tests look for."""
+    return f"RPC group mixes statically and dynamically initialized members which is not supported. {who}"
 
 
 def _what_counts(what: str, version: str) -> str:

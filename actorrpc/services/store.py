@@ -80,6 +80,13 @@ class HintStore:
                 raise self._too_late("to leave the hint for the others", "Is it reachable from here?")
             time.sleep(PAUSE)
 
+    def peek(self, seconds: float = 0.5) -> bytes | None:
+        """Return the hint that is there, without waiting for one to come; None also where nobody can say in time."""
+        self._check_open()
+        attempt = _Attempt(lambda: self._place.read())
+        attempt.wait(seconds)
+        return attempt.value
+
     def read(self, deadline: float) -> bytes | None:
         """Look for the hint, asking the store anew.
 

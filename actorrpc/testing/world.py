@@ -2,23 +2,47 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from typing import TYPE_CHECKING, Any
+import itertools
+from typing import TYPE_CHECKING, Any, cast
 
 from actorrpc import rpc
 from actorrpc.roles import parts_of, play
 from actorrpc.runtime.peers import Record
 from actorrpc.runtime.worker import Worker
+from actorrpc.services import rendezvous
+from actorrpc.services.roster import ELASTIC, Hello
 from actorrpc.session import Session, chosen
 from actorrpc.testing.network import Network, SimTransport
 from actorrpc.testing.simulation import Simulation
+from actorrpc.wire import envelope
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from typing_extensions import Self
 
     from actorrpc.roles import Part, Role
+    from actorrpc.services.store import HintStore
+
+_JOIN_SECONDS = 60.0
+
+
+class _Store:
+    """A rendezvous store within the process."""
+
+    def __init__(self) -> None:
+        self._hint: bytes | None = None
+
+    def publish(self, hint: bytes, deadline: float) -> None:
+        self._hint = hint
+
+    def read(self, deadline: float) -> bytes | None:
+        return self._hint
+
+    def peek(self) -> bytes | None:
+        return self._hint
 
 
 class SimWorld:
@@ -30,29 +54,57 @@ class SimWorld:
         threads: how many handlers each may run at once.
         timeout: seconds, on the virtual clock, that a call gets which names none.
         parts: what they are, in a world of roles; see `of_roles`.
+        elastic: whether nobody is there at first; see `member`.
     """
 
     def __init__(
-        self, size: int, seed: int, *, threads: int = 4, timeout: float = 60.0, parts: Sequence[Part] = ()
-    ) -> None:
+        self, size: int, seed: int, *, threads: int = 4, timeout: float = 60.0, parts: Sequence[Part] = (),
+        elastic: bool = False,
+    ) -> None:  # fmt: skip
         self.simulation = Simulation(seed)
         self.network = Network(self.simulation)
-        self._parts = list(parts)
+        self._parts, self._threads, self._timeout = list(parts), threads, timeout
+        self._store = _Store()
+        self._incarnations = itertools.count(size + 1)
         named = [(p.name, p.role, p.index) for p in parts] or [(f"w{i}", "", 0) for i in range(size)]
         records = [
             Record(i, name, i + 1, (f"sim://{i}",), "sim", "sim", 0, role, index)
             for i, (name, role, index) in enumerate(named)
         ]
         self.sessions: list[Session] = []
-        for record in records:
-            transport = SimTransport(self.network, record.endpoints[0])
-            session = Session(Worker(record, transport, self.simulation, threads=threads, timeout=timeout))
-            rpc.install(session)
-            self.sessions.append(session)
+        for record in [] if elastic else records:
+            self.sessions.append(self._made(record))
         for session in self.sessions:
             session.worker.members.admit(records)
         self.dead: set[int] = set()
         """The ranks that were killed."""
+
+    def _made(self, record: Record) -> Session:
+        transport = SimTransport(self.network, record.endpoints[0])
+        worker = Worker(record, transport, self.simulation, threads=self._threads, timeout=self._timeout)
+        session = Session(worker)
+        rpc.install(session)
+        return session
+
+    @contextlib.contextmanager
+    def member(self, rank: int, name: str = "") -> Iterator[Session]:
+        """In a program, in an elastic world: a new worker joins for the block, as "w0" and so on, and leaves after it.
+
+        Raises as `init_rpc` and `shutdown` do.
+        """
+        number = next(self._incarnations)
+        record = Record(rank, name or f"w{rank}", number, (f"sim://{rank}.{number}",), "sim", "sim", 0)
+        session = self._made(record)
+        session.worker.start()
+        try:
+            come = rendezvous.join if rank else rendezvous.found
+            hello = Hello(record, ELASTIC, envelope.PROTOCOL)
+            come(session.worker, cast("HintStore", self._store), hello, self.simulation.now() + _JOIN_SECONDS)
+            with chosen(session):
+                yield session
+                session.depart(0)
+        finally:
+            session.leave(linger=0.0)
 
     def __enter__(self) -> Self:
         self._on_each(lambda session: session.worker.start())
@@ -78,7 +130,7 @@ class SimWorld:
 
         def playing(rank: int, program: Callable[[], Any]) -> Callable[[], None]:
             def play() -> None:
-                with chosen(self.sessions[rank]):
+                with chosen(self.sessions[rank]) if self.sessions else contextlib.nullcontext():
                     results[rank] = program()
 
             return play
