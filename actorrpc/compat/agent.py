@@ -110,7 +110,7 @@ def init_rpc(
     rpc_backend_options: Any = None,
 ) -> None:
     with contextlib.suppress(TypeError, ValueError):  # which init_rpc raises, and tells the others
-        number, _ = rpc._numbers(rank, world_size)
+        number, _ = rpc._numbers(rank, world_size, "")
         # First: an event of a profile that begins before and ends afterwards would have two node ids.
         torch._C._distributed_rpc._set_profiler_node_id(number)
     rpc.init_rpc(name, backend, rank, world_size, rpc_backend_options)
