@@ -17,6 +17,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from actorrpc.errors import RPCTimeoutError
 from actorrpc.optim.owners import tensor_of
+from actorrpc.optim.steps import step_of
 from actorrpc.runtime.handling import here
 from actorrpc.services.autograd import Autograd
 from actorrpc.session import current
@@ -127,23 +128,24 @@ class LocalOptimizer:
         """
         grads = self._grads(context_id)
         with self._steps.lock:
-            self._change(changes)
+            if changes:
+                self._change(changes)
             moved = [i for i, param in enumerate(self._params) if param in grads]
-            if self._waits and moved:
-                self._wait(context_id, moved)
-            age = self._age(context_id, moved)
-            if age:
-                return age
-            for i in moved:
-                stand_in, param = self._stand_ins[i], self._params[i]
+            if self._max_staleness is not None and moved:
+                if self._waits:
+                    self._wait(context_id, moved)
+                age = self._age(context_id, moved)
+                if age:
+                    return age
+            pairs = [(self._stand_ins[i], self._params[i]) for i in moved]
+            for stand_in, param in pairs:
                 if not stand_in.is_set_to(param):  # the user has put another tensor in its place
                     stand_in.data = param.data
                 stand_in.grad = grads[param]
             try:
-                self._optimizer.step()
+                step_of(self._optimizer)()
             finally:
-                for i in moved:
-                    stand_in, param = self._stand_ins[i], self._params[i]
+                for stand_in, param in pairs:
                     stand_in.grad = None
                     if not stand_in.is_set_to(param):  # the optimizer has put another tensor in its place
                         param.data = stand_in.data
@@ -174,14 +176,16 @@ class LocalOptimizer:
     def _count(self, context_id: int, moved: Sequence[int]) -> None:
         contexts = self._autograd.contexts
         oldest = min((context.began for context in contexts.all()), default=contexts.clock)
+        move = contexts.clock + 1, context_id
         for i in moved:
             moves = self._moves[i]
             while moves and moves[0][0] <= oldest:
                 moves.popleft()
-            moves.append((contexts.clock + 1, context_id))
+            moves.append(move)
         # Last: a context that began here meanwhile may have seen the parameters half changed, or before.
         contexts.clock += 1
-        self._steps.lock.notify_all()
+        if self._steps.waiting:
+            self._steps.lock.notify_all()
 
     def _wait(self, context_id: int, moved: Sequence[int]) -> None:
         """Waits as long as the step would make gradients of another context too old."""

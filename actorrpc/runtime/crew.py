@@ -14,6 +14,8 @@ One thread at a time *leads*: only it receives. THREAD RULES:
 - TR6: an answer may be held back, to leave together with others, by a thread of the pool that goes on to receive or to
   run what is queued; it sends what is held before it blocks in anything, and the keeper does so at every tick.
 - TR7: control jobs run one after the other and never queue behind handlers. They must not block.
+- TR8: a job that is put off waits until a thread of the pool has nothing else to do, or until the next tick, for which
+  the keeper sends a thread.
 """
 
 from __future__ import annotations
@@ -248,6 +250,12 @@ class Crew:
             gate.open()
         return True
 
+    def put_off(self, job: Job) -> None:
+        """Queues a job that is in no hurry (TR8). Under leadership too."""
+        with self._door:
+            self._lanes.put_off.append(job)
+        self.wake_keeper()
+
     def _hand(self) -> Gate | None:
         """Finds an idle thread, whose gate is to be opened, or starts one. Under the door."""
         if self._idle:
@@ -349,6 +357,9 @@ class Crew:
             if self._turns != self._turns_seen:
                 busy = True
                 self._turns_seen = self._turns
+            if self._lanes.put_off:
+                busy = True
+                gates.append(self._hand())
             busy = busy or self._lanes.crowded
             gates += [self._hand() for _ in range(self._lanes.grow(now))]
         for gate in gates:
@@ -364,7 +375,8 @@ class Crew:
     @property
     def needs_keeper(self) -> bool:
         """Whether leadership is free, answers are held or handlers are queued."""
-        return not self._lead.locked() or self._transport.holding or self._lanes.crowded
+        lanes = self._lanes
+        return not self._lead.locked() or self._transport.holding or lanes.crowded or bool(lanes.put_off)
 
     @property
     def quiet(self) -> bool:

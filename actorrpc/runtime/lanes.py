@@ -42,6 +42,8 @@ class Lanes:
 
     def __init__(self, limit: int, now: float) -> None:
         self.queues: tuple[deque[Job], deque[Job], deque[Job]] = (deque(), deque(), deque())
+        self.put_off: deque[Job] = deque()
+        """Jobs that wait for a thread which has nothing else to do (TR8)."""
         self._limits = (1, _FREE_LIMIT, limit)
         self._extra = [0, 0, 0]
         self._running = [0, 0, 0]
@@ -51,13 +53,13 @@ class Lanes:
         self._ended_seen = [0, 0, 0]
         self._stood_since = [now, now, now]
 
-    def free(self, lane: Lane) -> bool:
+    def free(self, lane: int) -> bool:
         """Whether one more job of a lane may run."""
         return self._running[lane] < self._limits[lane] + self._extra[lane]
 
-    def claim(self, lane: Lane) -> bool:
+    def claim(self, lane: int) -> bool:
         """Takes a place in a lane, if there is one."""
-        if not self.free(lane):
+        if self._running[lane] >= self._limits[lane] + self._extra[lane]:
             return False
         self._running[lane] += 1
         self._begun[lane] += 1
@@ -65,15 +67,20 @@ class Lanes:
 
     def take(self) -> Job | None:
         """Takes the first job that may run, with its place."""
-        for lane in Lane:
-            if self.queues[lane] and self.claim(lane):
-                return self.queues[lane].popleft()
+        for lane, queue in enumerate(self.queues):
+            if queue and self.claim(lane):
+                return queue.popleft()
+        if self.put_off and self.claim(self.put_off[0].lane):
+            return self.put_off.popleft()
         return None
 
     @property
     def startable(self) -> bool:
         """Whether a job is queued that may run."""
-        return any(self.queues[lane] and self.free(lane) for lane in Lane)
+        for lane, queue in enumerate(self.queues):
+            if queue and self.free(lane):
+                return True
+        return bool(self.put_off) and self.free(self.put_off[0].lane)
 
     @property
     def crowded(self) -> bool:
@@ -124,6 +131,6 @@ class Lanes:
         """Returns counts: running handlers, queued jobs, jobs ended."""
         return {
             "running": self._running[Lane.HANDLER],
-            "queued": sum(map(len, self.queues)),
+            "queued": sum(map(len, self.queues)) + len(self.put_off),
             "ended": sum(self.ended),
         }

@@ -185,15 +185,12 @@ class Worker:
             again = lambda: self.write(body, to, context, by_value=True)  # noqa: E731
         return self.calls.post(to, target, frames, timeout, what, parcel, again, then, note, flags, context=context)
 
-    def tell(
-        self, to: int, target: tuple[int, int], body: object, *, control: bool = False, idle: bool = False
-    ) -> None:
+    def tell(self, to: int, target: tuple[int, int], body: object, *, control: bool = False) -> None:
         """Sends a message that is not answered. Raises as `request` does.
 
         Arguments:
             to, target, body: see `request`.
             control: see `Flag.CONTROL`.
-            idle: it is in no hurry: it may wait a TICK, to leave together with a later one (TR6).
         """
         frames, parcel = self.write(body, to, NO_CONTEXT if control else _context_here())
         context = parcel.context
@@ -201,9 +198,7 @@ class Worker:
         try:
             flags = (Flag.REFS if parcel.refs else 0) | (Flag.CONTROL if control else 0)
             out = Outgoing(Kind.TELL, flags, self.calls.next_id(), *target, self.chain(), context, _NEVER)
-            self.emit(to, out, frames, idle)
-            if idle:
-                self.crew.wake_keeper()
+            self.emit(to, out, frames)
         except BaseException:
             parcel.restart()
             raise

@@ -30,13 +30,16 @@ if TYPE_CHECKING:
     from actorrpc.services.passes import Grads
 
 _NEVER = float("inf")
+_NO_PASS = 0
+"""Where a header says the pass: no pass has this id."""
 
 
 class Autograd:
     """The actor.
 
-    It receives: gradients of a message (a tell whose header names context, pass and message), requests to begin a pass,
-    and tells: release a context, tell me of its end, a pass has failed, end a pass.
+    It receives: gradients of a message (a tell whose header names context, pass and message), the end of a context (a
+    tell whose header says all, see `_tell_end`), requests to begin a pass, and tells: tell me of a context's end, a
+    pass has failed, end a pass.
     """
 
     def __init__(self, worker: Worker) -> None:
@@ -83,6 +86,9 @@ class Autograd:
         message.cell = self
         if message.context == NO_CONTEXT:
             return Job(Lane.CONTROL, self.worker.perform, message)
+        if message.chain == _NO_PASS:
+            self.worker.crew.put_off(Job(Lane.CONTROL, self._ended, message))
+            return None
         context = self.contexts.join(message.context)
         if context is None:
             if message.wants_answer:
@@ -115,12 +121,9 @@ class Autograd:
             message.reply(None)
             return
         verb, context_id, *rest = message.load()
-        if verb == "release":
-            self._release(context_id, rest[0], message.caller)
-            return
         if verb == "tell me":
             if not self.contexts.touch(context_id, message.caller):
-                self.tell(message.caller, ("release", context_id, 0))
+                self._tell_end(message.caller, context_id, 0)
             return
         context = self.contexts.join(context_id)
         if context is None:
@@ -134,13 +137,18 @@ class Autograd:
             error = RemoteError(f"the backward pass ended with {error!r}", type_name=type(error).__qualname__)
         known.fail(error)
 
+    def _ended(self, message: Message) -> None:
+        self._release(message.context, message.call, message.caller)
+
     def _release(self, context_id: int, lowest: int, teller: int) -> None:
         ended = self.contexts.end(context_id, lowest)
         if ended is not None:
             for running in ended.passes:  # one that has failed elsewhere: the news of that can come later, or never
-                running.aborted(teller)
-            for peer in ended.peers - {teller}:
-                self.tell(peer, ("release", context_id, ended.lowest), idle=True)
+                if not running.over:
+                    running.aborted(teller)
+            for peer in ended.peers:
+                if peer != teller:
+                    self._tell_end(peer, context_id, ended.lowest)
 
     def _doubt(self, context_id: int) -> None:
         """Asks a context's creator to tell of its end, since whoever would have done so is gone."""
@@ -162,12 +170,24 @@ class Autograd:
 
     # -- sending
 
-    def tell(self, peer: int, body: object, *, idle: bool = False) -> None:
-        """Tells another worker's actor something, if it is still there. `idle`: see `Worker.tell`."""
+    def tell(self, peer: int, body: object) -> None:
+        """Tells another worker's actor something, if it is still there."""
         try:
-            self.worker.tell(peer, AUTOGRAD, body, control=True, idle=idle)
+            self.worker.tell(peer, AUTOGRAD, body, control=True)
         except ActorRPCError:
             pass  # whoever was lost has no part any more
+
+    def _tell_end(self, peer: int, context_id: int, lowest: int) -> None:
+        """Tells another worker that a context is over, and all of its creator with counters below `lowest`.
+
+        There is one for each training step, so it is no pickle, and leaves with the next message or a TICK later (TR6).
+        """
+        out = Outgoing(Kind.TELL, Flag.CONTROL, lowest, *AUTOGRAD, _NO_PASS, context_id, _NEVER)
+        try:
+            self.worker.emit(peer, out, (b"",), True)
+        except ActorRPCError:
+            return
+        self.worker.crew.wake_keeper()
 
     def send_begin(self, begun: Pass, peer: int, body: object) -> None:
         """Has a worker begin its part in a pass. Raises as `Worker.request` does."""

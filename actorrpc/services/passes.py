@@ -88,6 +88,11 @@ class Pass:
         """The worker id of where it started."""
         return self.id >> 40
 
+    @property
+    def over(self) -> bool:
+        """Whether it has ended here without an error."""
+        return self._ended
+
     def open(self, retain: bool) -> None:
         """Takes hold of what was recorded until now. May be called twice."""
         context = self.context
