@@ -85,6 +85,8 @@ class LocalOptimizer:
         self._autograd: Autograd = worker.services[Autograd]
         self._params: list[torch.Tensor] = []
         self._stand_ins: list[torch.Tensor] = []
+        self._watches: list[Any] = []
+        """They make passes over the parameters cheaper."""
         self._moves: list[deque[tuple[int, int]]] = []
         made: Any = [{**group, "params": [self._take(ref) for ref in group["params"]]} for group in groups]
         if len(made) == 1 and len(made[0]) == 1:
@@ -103,6 +105,8 @@ class LocalOptimizer:
         stand_in = torch.nn.Parameter(base, param.requires_grad)
         with self._steps.lock:
             self._moves.append(self._steps.moves.setdefault(param, deque()))
+        if param.is_leaf and param.requires_grad:
+            self._watches.append(self._autograd.leaves.watch(param))
         self._params.append(param)
         self._stand_ins.append(stand_in)
         return stand_in

@@ -78,8 +78,11 @@ class Calls:
         call.sent_flags = flags
         self.pending[call.id] = call
         try:
-            chain = worker.chain() if chain is None else chain
-            worker.emit(to, Outgoing(Kind.REQUEST, flags, call.id, *target, chain, context, timeout or _NEVER), frames)
+            out = Outgoing(
+                Kind.REQUEST, flags, call.id, *target, worker.chain() if chain is None else chain, context,
+                timeout or _NEVER,
+            )  # fmt: skip
+            worker.emit(to, out, frames, False, parcel.trace if parcel is not None else None)
         except BaseException:
             self.pending.pop(call.id, None)
             if parcel is not None:
@@ -140,7 +143,7 @@ class Calls:
                 Kind.REQUEST, call.sent_flags, call.id, target.creator, target.local, target.chain, target.context,
                 remaining,
             )  # fmt: skip
-            worker.emit(call.peer, out, frames)
+            worker.emit(call.peer, out, frames, False, parcel.trace)
         except BaseException as e:
             self.pending[call.id] = call
             self.fail(call, e)

@@ -34,6 +34,8 @@ class Outgoing(NamedTuple):
 class Trace(Protocol):
     """Takes down the tensors of one message, in an autograd context.
 
+    As a context manager: the message leaves in the block, and is recorded at its end, unless that is an exception.
+
     Attributes:
         context: the context's id.
     """
@@ -47,7 +49,11 @@ class Trace(Protocol):
         """Takes a tensor that was just read, with its mark. It requires no grad yet."""
 
     def seal(self) -> None:
-        """Records them: the message is written, or read, as a whole."""
+        """Records them: the message was read as a whole."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, *_: object) -> None: ...
 
     def undo(self) -> None:
         """Forgets them: the message is written anew."""

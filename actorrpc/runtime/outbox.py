@@ -11,7 +11,7 @@ from actorrpc.wire.envelope import MARK, Flag, Kind, pack_fields
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from actorrpc.runtime.message import Outgoing
+    from actorrpc.runtime.message import Outgoing, Trace
     from actorrpc.runtime.peers import Peer
     from actorrpc.runtime.worker import Worker
     from actorrpc.wire.envelope import Frame
@@ -27,12 +27,18 @@ class Outbox:
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
 
-    def emit(self, to: int, out: Outgoing, frames: Sequence[Frame], hold: bool = False) -> None:
-        """Sends a message whose payload is written. `hold`: whether it may wait for more (TR6).
+    def emit(
+        self, to: int, out: Outgoing, frames: Sequence[Frame], hold: bool = False, trace: Trace | None = None
+    ) -> None:
+        """Sends a message whose payload is written. `hold`: whether it may wait for more (TR6); `trace`: its own.
 
         Raises:
             NotAMemberError, WorkerLostError: it was not sent.
         """
+        if trace is not None:
+            with trace:
+                self.emit(to, out, frames, hold)
+            return
         worker = self._worker
         if not worker.open:
             raise NotAMemberError(f"no calls any more through {worker}: {worker.closed_because}")

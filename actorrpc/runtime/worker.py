@@ -122,10 +122,7 @@ class Worker:
         if context != NO_CONTEXT and self.tracer is not None:
             parcel.trace = self.tracer.sending(context, to)
         try:
-            frames = self.codec.dumps(body, parcel, by_value=by_value or self._has_another_main(to))
-            if parcel.trace is not None:
-                parcel.trace.seal()
-            return frames, parcel
+            return self.codec.dumps(body, parcel, by_value=by_value or self._has_another_main(to)), parcel
         except BaseException:
             parcel.restart()
             if parcel.failure is not None:
@@ -198,7 +195,7 @@ class Worker:
         try:
             flags = (Flag.REFS if parcel.refs else 0) | (Flag.CONTROL if control else 0)
             out = Outgoing(Kind.TELL, flags, self.calls.next_id(), *target, self.chain(), context, _NEVER)
-            self.emit(to, out, frames)
+            self.emit(to, out, frames, False, parcel.trace)
         except BaseException:
             parcel.restart()
             raise
@@ -327,7 +324,7 @@ class Worker:
             kind, flags, message.call, message.creator, message.local, message.chain, message.context, _NEVER
         )
         try:
-            self.emit(message.caller, out, frames, self.crew.may_hold())
+            self.emit(message.caller, out, frames, self.crew.may_hold(), parcel.trace if parcel is not None else None)
         except ActorRPCError as e:
             log.debug("%s: an answer to rank %d could not leave: %s", self.record.name, message.caller, e)
             if parcel is not None:

@@ -33,8 +33,8 @@ class Context:
 
     Attributes:
         id: the context's id.
-        lock: taken to record.
-        token, base: the last one, and the first; see `recording`.
+        lock: taken to record, and to use up what was recorded.
+        token, base: the last one, and the first; None where nothing was recorded. See `recording`.
         sent: the messages that left, by their numbers.
         received: (sender, number) of those that came.
         last: by the other end of a message: whether the last one came (True) or left (False).
@@ -51,7 +51,8 @@ class Context:
     ) -> None:
         self.id, self.began = number, began
         self._worker, self._leaves, self._numbers = worker, leaves, numbers
-        self.lock = threading.Lock()
+        # Reentrant: the collector may run a finalizer of the user's, which sends, in the midst of what it guards.
+        self.lock = threading.RLock()
         self.over = False
         self.generation = 0
         self.touched: set[int] = set()
@@ -61,10 +62,17 @@ class Context:
 
     def renew(self) -> None:
         """Begins a new graph."""
-        self.base = self.token = new_token().requires_grad_()
+        self.base: torch.Tensor | None = None
+        self.token: torch.Tensor | None = None
         self.sent: dict[int, Sent] = {}
         self.received: set[tuple[int, int]] = set()
         self.last: dict[int, bool] = {}
+
+    def thread(self) -> torch.Tensor:
+        """Returns the last token, for the next message to be threaded onto."""
+        if self.token is None:
+            self.base = self.token = new_token().requires_grad_()
+        return self.token
 
     def next_number(self) -> int:
         """Returns a number for a message."""
@@ -242,18 +250,18 @@ class Contexts:
         found = self._known.get(number)
         if found is None:
             return False
-        with found.lock:
-            found.touched.add(peer)
-            return not found.over
+        found.touched.add(peer)  # before it asks: its end first says that it is over, and then looks whom to tell
+        return not found.over
 
     # -- the tracer
 
     def sending(self, context: int, peer: int) -> SendingTrace | None:
         """See `Tracer`."""
         found = self.join(context)
-        if found is None or not self.touch(context, peer):
+        if found is None:
             return None
-        return SendingTrace(found, peer)
+        found.touched.add(peer)  # see `touch`
+        return None if found.over else SendingTrace(found, peer)
 
     def receiving(self, context: int, peer: int) -> ReceivingTrace | None:
         """See `Tracer`."""

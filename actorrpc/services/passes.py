@@ -21,8 +21,8 @@ import torch
 
 from actorrpc.errors import RPCTimeoutError, WorkerLostError
 from actorrpc.runtime.completion import Completion
-from actorrpc.services.leaves import add, first_nodes, graph_task
-from actorrpc.services.recording import new_token
+from actorrpc.services.leaves import add, first_nodes, given, graph_task, survey
+from actorrpc.services.recording import SEED
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from actorrpc.services.contexts import Context
     from actorrpc.services.recording import Received, Sent
 
-_SEED = new_token()
+_run_backward: Any = torch.autograd.Variable._execution_engine.run_backward
 Grads = list[torch.Tensor | None]
 """The gradients of a message's tensors; None for one that nothing used."""
 
@@ -143,16 +143,29 @@ class Pass:
                 self._error = Aborted("the pass has failed")
 
     def _run_engine(self, roots: Sequence[torch.Tensor]) -> None:
-        leaves, outputs = self._service.leaves, (self._token, *roots)
-        firsts = first_nodes(outputs)
+        outputs, seeds = tuple(roots), tuple(map(torch.ones_like, roots))
+        if self._token is not None:
+            outputs, seeds = (self._token, *outputs), (SEED, *seeds)
+        if not outputs:
+            return
+        leaves, firsts = self._service.leaves, first_nodes(outputs)
         ties = [node.register_prehook(self._tie) for node in firsts]  # before those on leaves, which may be among them
-        kept = leaves.hold(self._base, firsts)
+        nodes, kinds = survey(firsts)
+        ends = None if firsts.intersection(nodes) else leaves.unseen(nodes, kinds)
+        kept = leaves.hold(self._base, nodes) if ends is None else []
+        # What torch.autograd.backward does, but for its checks, which are made; given gradients, it imports sympy.
         try:
-            # What torch.autograd.backward does, but for its checks, which are made; given gradients, it imports sympy.
-            seeds = _SEED, *map(torch.ones_like, roots)
-            torch.autograd.graph._engine_run_backward(
-                outputs, seeds, self._retain, False, (), allow_unreachable=True, accumulate_grad=True
-            )
+            if ends is None:
+                torch.autograd.graph._engine_run_backward(
+                    outputs, seeds, self._retain, False, (), allow_unreachable=True, accumulate_grad=True
+                )
+            else:
+                grads = _run_backward(
+                    outputs, seeds, self._retain, False, tuple(ends), allow_unreachable=True, accumulate_grad=False
+                )
+                self.grads = given(ends, grads)
+                if self._base is not None:
+                    self.grads.pop(self._base, None)
         finally:
             for tie in ties:
                 tie.remove()

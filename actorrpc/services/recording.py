@@ -4,15 +4,16 @@ One token is threaded through all messages of a context on a worker, in the orde
 `Send(token, tensors) -> token` and `Receive(token) -> token, tensors`. The backward pass of a worker is then one
 ordinary pass of torch's engine from its last token, in which each message has its turn, latest first. A Send's backward
 waits for the gradients of its message; a Receive's answers the sender, with None where nothing used the tensors. Real
-time orders all messages of a world, so no two workers wait for each other (RULE AG1: a Send is recorded before its
-message leaves, a Receive after it was read).
+time orders all messages of a world, so no two workers wait for each other (RULE AG1: a Receive is recorded after its
+message was read; a Send under the context's lock, held since before its message left, so that nothing of the context
+comes between the two. Recording it while the message is under way costs no time.)
 
 Recording keeps edges of the graph, not tensors, so that in-place changes after sending are right on both sides.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -25,9 +26,14 @@ Mark = tuple[int, int]
 """What goes with a recorded tensor: the number of its message, and its place in it."""
 
 
+with torch.inference_mode(False):
+    SEED: Final = torch.zeros((), dtype=torch.float32, device="cpu")
+"""The gradient of a token, and the memory of all tokens, whose values mean nothing."""
+
+
 def new_token() -> torch.Tensor:
-    """Makes the tensor of a token, whatever defaults the user has set for tensors."""
-    return torch.zeros((), dtype=torch.float32, device="cpu")
+    """Makes the tensor of a token."""
+    return SEED.detach()
 
 
 class Sent:
@@ -36,22 +42,17 @@ class Sent:
     Attributes:
         number: the sender's own number of it.
         peer: the worker id of the receiver.
-        shapes: of the tensors.
+        count: how many tensors it has.
     """
 
-    __slots__ = ("_tensors", "context", "number", "peer")
+    __slots__ = ("_tensors", "context", "count", "number", "peer")
 
     def __init__(self, context: Context, number: int, peer: int, tensors: Sequence[torch.Tensor]) -> None:
-        self.context, self.number, self.peer = context, number, peer
-        self._tensors = [(tuple(t.shape), str(t.dtype).removeprefix("torch.")) for t in tensors]
-
-    @property
-    def count(self) -> int:
-        """How many tensors it has."""
-        return len(self._tensors)
+        self.context, self.number, self.peer, self.count = context, number, peer, len(tensors)
+        self._tensors = [(t.dtype, t.shape) for t in tensors]
 
     def __str__(self) -> str:
-        tensors = ", ".join(f"{dtype}{list(shape)}" for shape, dtype in self._tensors)
+        tensors = ", ".join(f"{str(dtype).removeprefix('torch.')}{list(shape)}" for dtype, shape in self._tensors)
         return f"the gradients of {tensors}, sent to {self.context.name_of(self.peer)}"
 
 
@@ -98,8 +99,15 @@ class _Receive(torch.autograd.Function):
         return None, None, None
 
 
+OWN_NODES: Final = frozenset((_Send._backward_cls, _Receive._backward_cls))
+"""The types of the nodes that recording makes."""
+_apply_send: Any = super(torch.autograd.Function, _Send).apply
+_apply_receive: Any = super(torch.autograd.Function, _Receive).apply
+# Without what `Function.apply` does for functorch's transforms, of which there are none around a message.
+
+
 class SendingTrace:
-    """Takes down the tensors of a message that is being written."""
+    """Takes down the tensors of a message that is being written, and records them as it leaves."""
 
     __slots__ = ("_context", "_number", "_peer", "_tensors", "context")
 
@@ -117,18 +125,30 @@ class SendingTrace:
     def take(self, tensor: torch.Tensor, mark: Mark) -> None:
         raise AssertionError("it writes")
 
-    def seal(self) -> None:
+    def __enter__(self) -> None:
         if self._tensors:
-            sent = Sent(self._context, self._number, self._peer, self._tensors)
-            tensors, self._tensors = self._tensors, []
-            with self._context.lock, torch.enable_grad():
-                if self._context.over:
-                    return
-                self._context.token = _Send.apply(sent, self._context.token, *tensors)  # type: ignore[no-untyped-call]
-                self._context.note_sent(sent)
+            self._context.lock.acquire()
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        tensors, self._tensors = self._tensors, []
+        if tensors:
+            try:
+                if kind is None and not self._context.over:
+                    self._record(tensors)
+            finally:
+                self._context.lock.release()
+
+    def _record(self, tensors: Sequence[torch.Tensor]) -> None:
+        context = self._context
+        sent = Sent(context, self._number, self._peer, tensors)
+        with torch.enable_grad():
+            context.token = _apply_send(sent, context.thread(), *tensors)
+        context.note_sent(sent)
+
+    def seal(self) -> None:
+        raise AssertionError("it writes")
 
     def undo(self) -> None:
-        """If it was sealed, the receiver will say that it never had the message."""
         self._tensors = []
 
 
@@ -160,8 +180,14 @@ class ReceivingTrace:
                     return
                 received = Received(context, self._sender, self._number)
                 # The outputs are no inputs of the function, so they become non-leaves in place, Parameters included.
-                context.token, *_ = _Receive.apply(received, context.token, tensors)  # type: ignore[no-untyped-call]
+                context.token, *_ = _apply_receive(received, context.thread(), tensors)
                 context.note_received(received)
+
+    def __enter__(self) -> None:
+        raise AssertionError("it reads")
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        raise AssertionError("it reads")
 
     def undo(self) -> None:
         self._tensors = {}
