@@ -97,27 +97,25 @@ class Autograd:
         if not message.wants_answer:
             known = context.passes.get(message.chain)
             if known is not None:
+                message.context = NO_CONTEXT  # it is no part of the context itself
                 known.deliver(message)
             return None
         known = self._pass(context, message.chain)
         if known.claimed:
             return Job(Lane.CONTROL, self.worker.perform, message)
         known.claimed = True
-        return Job(Lane.FREE, self._take_part, (known, message))
+        message.cell = _Part(known)
+        return Job(Lane.FREE, self.worker.perform, message)
 
     def _pass(self, context: Context, number: int) -> Pass:
         return context.passes.get(number) or context.passes.setdefault(number, Pass(self, context, number))
-
-    def _take_part(self, what: tuple[Pass, Message]) -> None:
-        known, message = what
-        message.cell = _Part(known)
-        self.worker.perform(message)
 
     def run(self, message: Message) -> None:
         """Handles what is short."""
         here.context = NO_CONTEXT
         if message.wants_answer:  # to begin a pass that has begun, or whose context is over
-            self.contexts.get(message.context).passes[message.chain].begun_by(message.caller, message.load())
+            begun, message.context = self.contexts.get(message.context).passes[message.chain], NO_CONTEXT
+            begun.begun_by(message.caller, message.load())
             message.reply(None)
             return
         verb, context_id, *rest = message.load()
@@ -229,8 +227,8 @@ class _Part:
         raise AssertionError("it is never registered")
 
     def run(self, message: Message) -> None:
-        begun, service = self._begun, message.worker.services[Autograd]
-        here.context = NO_CONTEXT
+        begun = self._begun
+        here.context = message.context = NO_CONTEXT  # the pass's own messages, and those of hooks, are no part
         try:
             begun.begun_by(message.caller, message.load())
             begun.conduct([])
@@ -239,7 +237,7 @@ class _Part:
         except BaseException as e:
             if message.caller == begun.root:
                 raise
-            service.report(begun, e)
+            message.worker.services[Autograd].report(begun, e)
         message.reply(None)
 
 

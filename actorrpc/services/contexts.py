@@ -44,6 +44,7 @@ class Context:
         passes: those that this worker took part in, by their ids.
         began: the `Contexts.clock` when this worker's part began, before it can have used a parameter.
         over: whether it has ended here; nothing is recorded any more.
+        apart: whether tensors came that are not on the CPU: the engine has other threads for their part of the graph.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class Context:
         self._worker, self._leaves, self._numbers = worker, leaves, numbers
         # Reentrant: the collector may run a finalizer of the user's, which sends, in the midst of what it guards.
         self.lock = threading.RLock()
-        self.over = False
+        self.over = self.apart = False
         self.generation = 0
         self.touched: set[int] = set()
         self.grads: dict[torch.Tensor, torch.Tensor] = {}

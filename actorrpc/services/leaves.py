@@ -31,6 +31,7 @@ _functions: Any = torch._C._functions
 _Accumulate: type = _functions.AccumulateGrad
 _LOCK_SECONDS = 60.0
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+_IS_AVAILABLE = torch.distributed.is_available()
 _Hooks = tuple["dict[int, Any]", "dict[int, Any]"]
 
 
@@ -180,12 +181,16 @@ def _nothing(*_: Any) -> None:
     pass
 
 
-def given(leaves: Sequence[torch.Tensor], grads: tuple[Any, ...]) -> dict[torch.Tensor, torch.Tensor]:
-    """Returns what accumulating would have left in the `.grad` of leaves: memory of its own, laid out as the leaf's."""
+def given(
+    leaves: Sequence[torch.Tensor], grads: tuple[Any, ...], but: torch.Tensor | None
+) -> dict[torch.Tensor, torch.Tensor]:
+    """Returns what accumulating would have left in the `.grad` of leaves but one: memory of its own, laid out as the
+    leaf's.
+    """
     found = {}
     for i, leaf in enumerate(leaves):
         grad = grads[i]
-        if grad is None:
+        if grad is None or leaf is but:
             continue
         own = grad._use_count() == 1 and sys.getrefcount(grad) == _REFERENCES
         if not own or (grad.layout is torch.strided and grad.stride() != leaf.stride()):
@@ -198,6 +203,15 @@ _REFERENCES = 3
 """How often a gradient that nothing else refers to is referred to in `given`: by the tuple, the name, the call."""
 
 
+class _Entering(threading.local):
+    """The pass for which the present thread enters the engine, until the first node asks which pass it works for.
+
+    Where only the last token is to begin at, that node is one of this library's, and needs no tie beforehand.
+    """
+
+    found: Pass | None = None
+
+
 class Leaves:
     """The leaves that the passes of one worker hold."""
 
@@ -206,30 +220,36 @@ class Leaves:
         """By the engine's graph tasks: the passes that run."""
         self._held: dict[int, _Held] = {}
         self._door = threading.Lock()
+        self.entering = _Entering()
         self._watched: dict[Any, _Hooks] = {}
         """The hooks of nodes that are kept."""
 
-    def unseen(self, nodes: Sequence[Any], kinds: Iterable[type]) -> list[torch.Tensor] | None:
+    def unseen(
+        self, nodes: Sequence[Any], kinds: Iterable[type], base: torch.Tensor | None
+    ) -> list[torch.Tensor] | None:
         """Says whether nobody would see gradients being accumulated (RULE AG2).
 
-        Arguments: what `survey` returned.
+        Arguments: what `survey` returned, and a leaf that is nobody's.
 
         Returns the leaves of the nodes, in their order; None where somebody might see it.
         """
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
+        if _IS_AVAILABLE and torch.distributed.is_initialized():
             return None
         for kind in kinds:
-            if issubclass(kind, BackwardCFunction) and kind not in OWN_NODES:
+            if kind not in OWN_NODES and issubclass(kind, BackwardCFunction):
                 return None
-        leaves, watched = [], self._watched
+        leaves: list[torch.Tensor] = []
+        watched = self._watched
         for node in nodes:
-            leaf = node.variable
+            leaf: torch.Tensor = node.variable
+            leaves.append(leaf)
+            if leaf is base:
+                continue
             if leaf._backward_hooks or leaf._post_accumulate_grad_hooks or type(leaf) not in _PLAIN:
                 return None
             before, after = watched.get(node) or _hooks_of(node)
             if before or after:
                 return None
-            leaves.append(leaf)
         return leaves
 
     def watch(self, leaf: torch.Tensor) -> Watch:
@@ -238,7 +258,12 @@ class Leaves:
 
     def current(self) -> Pass | None:
         """Returns the pass that the present thread works for."""
-        return self.running.get(graph_task())
+        task = graph_task()
+        found, entering = self.running.get(task), self.entering
+        if found is None and entering.found is not None:
+            found, entering.found = entering.found, None
+            found.tie(task)
+        return found
 
     def hold(self, but: torch.Tensor | None, nodes: Iterable[Any]) -> list[int]:
         """Holds all leaves but one of those whose gradients some nodes accumulate; returns what `release` wants."""
@@ -258,8 +283,6 @@ class Leaves:
 
     def release(self, holder: Pass, keys: list[int]) -> None:
         """Lets go of leaves. `holder.grads` is then complete."""
-        if not keys:
-            return
         with self._door:
             for key in keys:
                 held = self._held[key]

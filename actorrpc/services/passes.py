@@ -120,15 +120,18 @@ class Pass:
         """
         me = self._service.worker.id
         try:
-            self._give_nothing(me, but=frozenset(number for sender, number in self._received if sender == me))
+            if me in self._last:
+                self._give_nothing(me, but=frozenset(number for sender, number in self._received if sender == me))
             for peer, came in self._last.items():
                 if not (came or peer == me or peer in self.engaged):
                     self.begin(peer)
             self._run_engine(roots)
-            with self.context.lock:
-                for leaf, grad in self.grads.items():
-                    self.context.grads[leaf] = add(self.context.grads.get(leaf), grad)
-            self.grads = {}
+            if self.grads:
+                with self.context.lock:
+                    given = self.context.grads
+                    for leaf, grad in self.grads.items():
+                        given[leaf] = add(given.get(leaf), grad)
+                self.grads = {}
             self.one_done(me)
             self._wait(self._all_done)
             self._ended = True
@@ -149,10 +152,14 @@ class Pass:
         if not outputs:
             return
         leaves, firsts = self._service.leaves, first_nodes(outputs)
-        ties = [node.register_prehook(self._tie) for node in firsts]  # before those on leaves, which may be among them
         nodes, kinds = survey(firsts)
-        ends = None if firsts.intersection(nodes) else leaves.unseen(nodes, kinds)
+        ends = None if firsts.intersection(nodes) else leaves.unseen(nodes, kinds, self._base)
+        tied = bool(roots) or self.context.apart
+        # Before the hooks on leaves, which may be among them.
+        ties = [node.register_prehook(self._tie) for node in firsts] if tied else []
         kept = leaves.hold(self._base, nodes) if ends is None else []
+        if not tied:
+            leaves.entering.found = self
         # What torch.autograd.backward does, but for its checks, which are made; given gradients, it imports sympy.
         try:
             if ends is None:
@@ -163,28 +170,32 @@ class Pass:
                 grads = _run_backward(
                     outputs, seeds, self._retain, False, tuple(ends), allow_unreachable=True, accumulate_grad=False
                 )
-                self.grads = given(ends, grads)
-                if self._base is not None:
-                    self.grads.pop(self._base, None)
+                self.grads = given(ends, grads, self._base)
         finally:
             for tie in ties:
                 tie.remove()
-            leaves.release(self, kept)
+            leaves.entering.found = None
+            if kept:
+                leaves.release(self, kept)
             leaves.running.pop(self._task, None)
 
     def _tie(self, _: Any) -> None:
-        """Ties the engine's graph task to the pass, at its first node."""
-        self._task = graph_task()
-        self._service.leaves.running[self._task] = self
+        self.tie(graph_task())
+
+    def tie(self, task: int) -> None:
+        """Ties a graph task of the engine to the pass; called at the first node."""
+        self._task = task
+        self._service.leaves.running[task] = self
 
     def gradients_of(self, sent: Sent) -> Grads:
         """Waits for the gradients of a message; called by the engine."""
         if sent.number not in self._sent:
             raise _used_up()
         slot = self._slot(sent.number)
-        self._waits = sent
-        self._wait(slot)
-        self._waits = None
+        if self._error is not None or not slot.done:
+            self._waits = sent
+            self._wait(slot)
+            self._waits = None
         message, slot.message = slot.message, None
         if message is not None:
             slot.grads = message.load()
@@ -226,8 +237,8 @@ class Pass:
                 raise self._error
             self._begun.add(peer)
             self._unfinished.add(peer)
-        sent = [n for n, message in self._sent.items() if message.peer == peer]
-        read = [n for sender, n in self._received if sender == peer]
+        sent = [n for n, message in self._sent.items() if message.peer == peer] if self._sent else []
+        read = {n for sender, n in self._received if sender == peer}
         try:
             self._service.send_begin(self, peer, (self._retain, sent, read, number, grads))
         except WorkerLostError:  # it was gone before the pass began: it has no part, unless something hangs on it
@@ -259,6 +270,8 @@ class Pass:
             self._service.worker.complete(self._all_done)
 
     def _wait(self, what: Completion) -> None:
+        if what.done and self._error is None:
+            return
         worker = self._service.worker
         seconds, now = worker.timeout, worker.clock.now()
         self._waits_since = now
@@ -274,14 +287,14 @@ class Pass:
 
     # -- what comes from others
 
-    def begun_by(self, peer: int, body: tuple[bool, list[int], list[int], int, Grads | None]) -> None:
+    def begun_by(self, peer: int, body: tuple[bool, list[int], set[int], int, Grads | None]) -> None:
         """Takes what another worker says as it begins this one, for the first time or again."""
         retain, sent, read, number, grads = body
         self.open(retain)
         self.engaged.add(peer)
         if grads is not None:
             self.give(number, grads)
-        self._give_nothing(peer, but=frozenset(read))
+        self._give_nothing(peer, but=read)
         for unknown in sent:
             if (peer, unknown) not in self._received:
                 self._service.send_grads(self, peer, unknown, None)

@@ -178,6 +178,7 @@ class ReceivingTrace:
                     for tensor in tensors:
                         tensor.requires_grad_()
                     return
+                context.apart = context.apart or not all(tensor.is_cpu for tensor in tensors)
                 received = Received(context, self._sender, self._number)
                 # The outputs are no inputs of the function, so they become non-leaves in place, Parameters included.
                 context.token, *_ = _apply_receive(received, context.thread(), tensors)
