@@ -134,7 +134,8 @@ class LocalOptimizer:
         with self._steps.lock:
             if changes:
                 self._change(changes)
-            moved = [i for i, param in enumerate(self._params) if param in grads]
+            found = list(map(grads.get, self._params))
+            moved = [i for i, grad in enumerate(found) if grad is not None]
             if self._max_staleness is not None and moved:
                 if self._waits:
                     self._wait(context_id, moved)
@@ -142,10 +143,10 @@ class LocalOptimizer:
                 if age:
                     return age
             pairs = [(self._stand_ins[i], self._params[i]) for i in moved]
-            for stand_in, param in pairs:
+            for i, (stand_in, param) in zip(moved, pairs, strict=True):
                 if not stand_in.is_set_to(param):  # the user has put another tensor in its place
                     stand_in.data = param.data
-                stand_in.grad = grads[param]
+                stand_in.grad = found[i]
             try:
                 step_of(self._optimizer)()
             finally:

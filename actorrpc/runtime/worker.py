@@ -30,7 +30,7 @@ from actorrpc.runtime.outbox import Outbox
 from actorrpc.runtime.patience import Patience
 from actorrpc.runtime.peers import Standing
 from actorrpc.wire import envelope
-from actorrpc.wire.codec import Codec, mentions_main
+from actorrpc.wire.codec import NONE, Codec, mentions_main
 from actorrpc.wire.envelope import HEADER_SIZE, MARK, Flag, Kind, context_of
 from actorrpc.wire.failures import read_failure, write_failure
 from actorrpc.wire.salvage import salvage
@@ -50,6 +50,8 @@ log = logging.getLogger("actorrpc")
 
 _NEVER = float("inf")
 _unpack = envelope._LAYOUT.unpack_from
+_NOTHING: Sequence[Frame] = (NONE,)
+_NOTHING_SIZE = HEADER_SIZE + len(NONE)
 
 
 class Worker:
@@ -299,6 +301,9 @@ class Worker:
 
     def answer(self, message: Message, value: object) -> None:
         """Sends the reply to a message."""
+        if value is None:
+            self._answer(message, Kind.REPLY, 0, _NOTHING)
+            return
         try:
             frames, parcel = self.write(value, message.caller, message.context)
         except BaseException as e:
@@ -355,6 +360,8 @@ class Worker:
             del error  # else it and this frame would keep each other, and the caller's frames, until a collection
 
     def _load(self, frames: Sequence[Frame], peer: int, refs: bool) -> Any:
+        if len(frames[0]) == _NOTHING_SIZE and frames[0][HEADER_SIZE:] == NONE:
+            return None
         payload = [memoryview(frames[0])[HEADER_SIZE:], *frames[1:]]
         parcel = Parcel.opening(self, peer, context_of(frames[0]))
         try:

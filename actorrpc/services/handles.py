@@ -131,14 +131,20 @@ class Entry:
 
     def run(self, message: Message) -> None:
         """Runs a method. Instead of its name there may be a function to call with the object, or None for a copy."""
-        with keeping(message) as give:
-            method, args, kwargs = message.load()
-            if method is None:
-                give(self.value)
-            elif callable(method):
-                give(method(self.value, *args, **kwargs))
-            else:
-                invoke(message, self._method(method), args, kwargs, give)
+        if message.kept is None:
+            self._call(message, message.reply)
+        else:
+            with keeping(message) as give:
+                self._call(message, give)
+
+    def _call(self, message: Message, give: Callable[[Any], None]) -> None:
+        method, args, kwargs = message.load()
+        if method is None:
+            give(self.value)
+        elif callable(method):
+            give(method(self.value, *args, **kwargs))
+        else:
+            invoke(message, self._method(method), args, kwargs, give)
 
     def _method(self, name: str) -> Callable[..., Any]:
         """Returns a method of the object.
@@ -147,7 +153,9 @@ class Entry:
             AttributeError: it has no attribute of this name.
             TypeError: it has, but that cannot be called.
         """
-        value = self.value
+        if self._error is not None:
+            self.check()
+        value = self._value
         method = getattr(value, name)
         if not callable(method):
             raise TypeError(

@@ -49,6 +49,8 @@ def identity_of_main() -> str:
 
 def mentions_main(data: Any) -> bool:
     """Whether a pickle (anything bytes-like) may refer to a main module. It may say yes wrongly, never no."""
+    if type(data) is bytes and b"main__" not in data:
+        return False
     return _MAIN.search(data) is not None
 
 
