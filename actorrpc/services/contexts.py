@@ -12,7 +12,7 @@ import threading
 from typing import TYPE_CHECKING, NamedTuple
 
 from actorrpc.runtime.peers import Standing
-from actorrpc.services.recording import ReceivingTrace, SendingTrace, new_token
+from actorrpc.services.recording import BASE, ReceivingTrace, SendingTrace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,7 +34,7 @@ class Context:
     Attributes:
         id: the context's id.
         lock: taken to record, and to use up what was recorded.
-        token, base: the last one, and the first; None where nothing was recorded. See `recording`.
+        token: the last one; see `recording`.
         sent: the messages that left, by their numbers.
         received: (sender, number) of those that came.
         last: by the other end of a message: whether the last one came (True) or left (False).
@@ -63,17 +63,10 @@ class Context:
 
     def renew(self) -> None:
         """Begins a new graph."""
-        self.base: torch.Tensor | None = None
-        self.token: torch.Tensor | None = None
+        self.token = BASE
         self.sent: dict[int, Sent] = {}
         self.received: set[tuple[int, int]] = set()
         self.last: dict[int, bool] = {}
-
-    def thread(self) -> torch.Tensor:
-        """Returns the last token, for the next message to be threaded onto."""
-        if self.token is None:
-            self.base = self.token = new_token().requires_grad_()
-        return self.token
 
     def next_number(self) -> int:
         """Returns a number for a message."""

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd.function import BackwardCFunction
 
-from actorrpc.services.recording import OWN_NODES
+from actorrpc.services.recording import BASE, OWN_NODES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -181,16 +181,12 @@ def _nothing(*_: Any) -> None:
     pass
 
 
-def given(
-    leaves: Sequence[torch.Tensor], grads: tuple[Any, ...], but: torch.Tensor | None
-) -> dict[torch.Tensor, torch.Tensor]:
-    """Returns what accumulating would have left in the `.grad` of leaves but one: memory of its own, laid out as the
-    leaf's.
-    """
+def given(leaves: Sequence[torch.Tensor], grads: tuple[Any, ...]) -> dict[torch.Tensor, torch.Tensor]:
+    """Returns what accumulating would have left in the `.grad` of leaves: memory of its own, laid out as the leaf's."""
     found = {}
     for i, leaf in enumerate(leaves):
         grad = grads[i]
-        if grad is None or leaf is but:
+        if grad is None:
             continue
         own = grad._use_count() == 1 and sys.getrefcount(grad) == _REFERENCES
         if not own or (grad.layout is torch.strided and grad.stride() != leaf.stride()):
@@ -224,12 +220,10 @@ class Leaves:
         self._watched: dict[Any, _Hooks] = {}
         """The hooks of nodes that are kept."""
 
-    def unseen(
-        self, nodes: Sequence[Any], kinds: Iterable[type], base: torch.Tensor | None
-    ) -> list[torch.Tensor] | None:
+    def unseen(self, nodes: Iterable[Any], kinds: Iterable[type]) -> list[torch.Tensor] | None:
         """Says whether nobody would see gradients being accumulated (RULE AG2).
 
-        Arguments: what `survey` returned, and a leaf that is nobody's.
+        Arguments: what `survey` returned.
 
         Returns the leaves of the nodes, in their order; None where somebody might see it.
         """
@@ -243,7 +237,7 @@ class Leaves:
         for node in nodes:
             leaf: torch.Tensor = node.variable
             leaves.append(leaf)
-            if leaf is base:
+            if leaf is BASE:
                 continue
             if leaf._backward_hooks or leaf._post_accumulate_grad_hooks or type(leaf) not in _PLAIN:
                 return None
@@ -265,13 +259,13 @@ class Leaves:
             found.tie(task)
         return found
 
-    def hold(self, but: torch.Tensor | None, nodes: Iterable[Any]) -> list[int]:
-        """Holds all leaves but one of those whose gradients some nodes accumulate; returns what `release` wants."""
+    def hold(self, nodes: Iterable[Any]) -> list[int]:
+        """Holds the leaves whose gradients some nodes accumulate; returns what `release` wants."""
         keys = []
         with self._door:
             for node in nodes:
                 leaf = node.variable
-                if leaf is but:
+                if leaf is BASE:
                     continue
                 key = id(leaf)  # the same as long as it is held
                 held = self._held.get(key)

@@ -18,11 +18,12 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.autograd.graph import GradientEdge
 
 from actorrpc.errors import RPCTimeoutError, WorkerLostError
 from actorrpc.runtime.completion import Completion
 from actorrpc.services.leaves import add, first_nodes, given, graph_task, survey
-from actorrpc.services.recording import SEED
+from actorrpc.services.recording import OWN_NODES, SEED, SEND_NODE
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -101,7 +102,7 @@ class Pass:
                 return
             self._opened, self._retain = True, retain
             self._generation = context.generation
-            self._base, self._token = context.base, context.token
+            self._token = context.token
             self._sent, self._received, self._last = context.sent, context.received, context.last
             if retain:
                 self._sent, self._received, self._last = dict(self._sent), set(self._received), dict(self._last)
@@ -139,27 +140,35 @@ class Pass:
             self.fail(e)
             raise
         finally:
-            del self._token, self._base
+            del self._token
             self._sent = {}
             if self._error is not None:
                 # Its traceback holds the graph, whose first node holds the pass: no collector sees through that.
                 self._error = Aborted("the pass has failed")
 
     def _run_engine(self, roots: Sequence[torch.Tensor]) -> None:
-        outputs, seeds = tuple(roots), tuple(map(torch.ones_like, roots))
-        if self._token is not None:
-            outputs, seeds = (self._token, *outputs), (SEED, *seeds)
+        outputs: tuple[Any, ...] = tuple(roots)
+        seeds = tuple(map(torch.ones_like, roots))
+        firsts = first_nodes(roots)
+        known = self._known()
+        if known is None:
+            outputs, seeds = (*outputs, self._token), (*seeds, SEED)
+            firsts.add(self._token.grad_fn)
+        elif known:
+            edges, grads = zip(*known, strict=True)
+            outputs, seeds = outputs + edges, seeds + grads
+            firsts.update(edge.node for edge in edges)
         if not outputs:
             return
-        leaves, firsts = self._service.leaves, first_nodes(outputs)
+        leaves = self._service.leaves
         nodes, kinds = survey(firsts)
-        ends = None if firsts.intersection(nodes) else leaves.unseen(nodes, kinds, self._base)
-        tied = bool(roots) or self.context.apart
-        # Before the hooks on leaves, which may be among them.
-        ties = [node.register_prehook(self._tie) for node in firsts] if tied else []
-        kept = leaves.hold(self._base, nodes) if ends is None else []
-        if not tied:
+        ends = None if firsts.intersection(nodes) else leaves.unseen(nodes, kinds)
+        ties: list[Any] = []
+        if known is None and not (roots or self.context.apart):
             leaves.entering.found = self
+        elif ends is None or not OWN_NODES.isdisjoint(kinds):
+            ties = [node.register_prehook(self._tie) for node in firsts]  # before those on leaves, which may be of them
+        kept = leaves.hold(nodes) if ends is None else []
         # What torch.autograd.backward does, but for its checks, which are made; given gradients, it imports sympy.
         try:
             if ends is None:
@@ -167,10 +176,10 @@ class Pass:
                     outputs, seeds, self._retain, False, (), allow_unreachable=True, accumulate_grad=True
                 )
             else:
-                grads = _run_backward(
+                found = _run_backward(
                     outputs, seeds, self._retain, False, tuple(ends), allow_unreachable=True, accumulate_grad=False
                 )
-                self.grads = given(ends, grads, self._base)
+                self.grads = given(ends, found)
         finally:
             for tie in ties:
                 tie.remove()
@@ -178,6 +187,28 @@ class Pass:
             if kept:
                 leaves.release(self, kept)
             leaves.running.pop(self._task, None)
+
+    def _known(self) -> list[tuple[GradientEdge, torch.Tensor]] | None:
+        """Where no message was read, and the gradients of all that were sent are there, nothing will be waited for, nor
+        answered: the engine may begin at what was sent. Returns where, and with what gradients; None otherwise.
+        """
+        if self._received or self._error is not None:
+            return None
+        found = []
+        node: Any = self._token.grad_fn
+        while type(node) is SEND_NODE:
+            sent: Sent = node.sent
+            slot = self._slots.get(sent.number)
+            if slot is None or not slot.done or sent.number not in self._sent:
+                return None
+            (node, _), *edges = node.next_functions
+            found.append((edges, slot, sent))
+        return [
+            (GradientEdge(start, place), grad)
+            for edges, slot, sent in found
+            for (start, place), grad in zip(edges, self._taken(slot, sent), strict=True)
+            if grad is not None and start is not None
+        ]
 
     def _tie(self, _: Any) -> None:
         self.tie(graph_task())
@@ -196,6 +227,9 @@ class Pass:
             self._waits = sent
             self._wait(slot)
             self._waits = None
+        return self._taken(slot, sent)
+
+    def _taken(self, slot: _Slot, sent: Sent) -> Grads:
         message, slot.message = slot.message, None
         if message is not None:
             slot.grads = message.load()

@@ -29,11 +29,10 @@ Mark = tuple[int, int]
 with torch.inference_mode(False):
     SEED: Final = torch.zeros((), dtype=torch.float32, device="cpu")
 """The gradient of a token, and the memory of all tokens, whose values mean nothing."""
-
-
-def new_token() -> torch.Tensor:
-    """Makes the tensor of a token."""
-    return SEED.detach()
+with torch.inference_mode(False):
+    BASE: Final = SEED.detach().requires_grad_()
+"""The first token of all, which requires grad so that the others do. Nothing flows there."""
+_BASE_NODE: Final = torch.autograd.graph.get_gradient_edge(BASE).node  # which would be made anew each time
 
 
 class Sent:
@@ -75,9 +74,8 @@ class Received:
 class _Send(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, sent: Sent, _: torch.Tensor, *tensors: torch.Tensor) -> torch.Tensor:
-        ctx.sent = sent
-        ctx.set_materialize_grads(False)
-        return new_token()
+        ctx.sent, ctx.materialize_grads = sent, False
+        return SEED.detach()
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> Any:
@@ -88,9 +86,8 @@ class _Send(torch.autograd.Function):
 class _Receive(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, received: Received, _: torch.Tensor, tensors: list[torch.Tensor]) -> Any:
-        ctx.received = received
-        ctx.set_materialize_grads(False)
-        return new_token(), *tensors
+        ctx.received, ctx.materialize_grads = received, False
+        return SEED.detach(), *tensors
 
     @staticmethod
     def backward(ctx: Any, _: Any, *grads: torch.Tensor | None) -> Any:
@@ -99,7 +96,9 @@ class _Receive(torch.autograd.Function):
         return None, None, None
 
 
-OWN_NODES: Final = frozenset((_Send._backward_cls, _Receive._backward_cls))
+SEND_NODE: Any = _Send._backward_cls
+"""The type of the node that a message makes which left. It has the `Sent`, as `sent`."""
+OWN_NODES: Final = frozenset((SEND_NODE, _Receive._backward_cls))
 """The types of the nodes that recording makes."""
 _apply_send: Any = super(torch.autograd.Function, _Send).apply
 _apply_receive: Any = super(torch.autograd.Function, _Receive).apply
@@ -142,7 +141,7 @@ class SendingTrace:
         context = self._context
         sent = Sent(context, self._number, self._peer, tensors)
         with torch.enable_grad():
-            context.token = _apply_send(sent, context.thread(), *tensors)
+            context.token = _apply_send(sent, context.token, *tensors)
         context.note_sent(sent)
 
     def seal(self) -> None:
@@ -181,7 +180,7 @@ class ReceivingTrace:
                 context.apart = context.apart or not all(tensor.is_cpu for tensor in tensors)
                 received = Received(context, self._sender, self._number)
                 # The outputs are no inputs of the function, so they become non-leaves in place, Parameters included.
-                context.token, *_ = _apply_receive(received, context.thread(), tensors)
+                context.token, *_ = _apply_receive(received, context.token, tensors)
                 context.note_received(received)
 
     def __enter__(self) -> None:
