@@ -48,28 +48,40 @@ def first_nodes(outputs: Iterable[torch.Tensor]) -> set[Any]:
 
 def leaves_of(firsts: Iterable[Any]) -> list[Any]:
     """Returns the nodes which accumulate the gradients of the leaves that a graph can reach from some nodes."""
-    return survey(firsts)[0]
+    return Survey(firsts).leaves
 
 
-def survey(firsts: Iterable[Any]) -> tuple[list[Any], set[type]]:
-    """Walks through the graph behind some nodes.
+class Survey:
+    """A walk through the graph behind some nodes, and then others.
 
-    Returns the nodes which accumulate the gradients of leaves, and the types of all others.
+    Attributes:
+        seen: all nodes.
+        leaves: the nodes which accumulate the gradients of leaves.
+        kinds: the types of the other nodes.
     """
-    stack = list(firsts)
-    seen, found, kinds = set(stack), [], set()
-    while stack:
-        node = stack.pop()
-        kind = type(node)
-        if kind is _Accumulate:
-            found.append(node)
-            continue
-        kinds.add(kind)
-        for after, _ in node.next_functions:
-            if after is not None and after not in seen:
-                seen.add(after)
-                stack.append(after)
-    return found, kinds
+
+    def __init__(self, firsts: Iterable[Any]) -> None:
+        self.seen: set[Any] = set()
+        self.leaves: list[Any] = []
+        self.kinds: set[type] = set()
+        self.add(firsts)
+
+    def add(self, firsts: Iterable[Any]) -> None:
+        """Goes on from other nodes."""
+        seen, leaves, kinds = self.seen, self.leaves, self.kinds
+        stack = [node for node in firsts if node not in seen]
+        seen.update(stack)
+        while stack:
+            node = stack.pop()
+            kind = type(node)
+            if kind is _Accumulate:
+                leaves.append(node)
+                continue
+            kinds.add(kind)
+            for after, _ in node.next_functions:
+                if after is not None and after not in seen:
+                    seen.add(after)
+                    stack.append(after)
 
 
 class _Held:
@@ -220,21 +232,19 @@ class Leaves:
         self._watched: dict[Any, _Hooks] = {}
         """The hooks of nodes that are kept."""
 
-    def unseen(self, nodes: Iterable[Any], kinds: Iterable[type]) -> list[torch.Tensor] | None:
+    def unseen(self, graph: Survey) -> list[torch.Tensor] | None:
         """Says whether nobody would see gradients being accumulated (RULE AG2).
 
-        Arguments: what `survey` returned.
-
-        Returns the leaves of the nodes, in their order; None where somebody might see it.
+        Returns the leaves of the graph; None where somebody might see it.
         """
         if _IS_AVAILABLE and torch.distributed.is_initialized():
             return None
-        for kind in kinds:
+        for kind in graph.kinds:
             if kind not in OWN_NODES and issubclass(kind, BackwardCFunction):
                 return None
         leaves: list[torch.Tensor] = []
         watched = self._watched
-        for node in nodes:
+        for node in graph.leaves:
             leaf: torch.Tensor = node.variable
             leaves.append(leaf)
             if leaf is BASE:

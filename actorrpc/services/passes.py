@@ -22,7 +22,7 @@ from torch.autograd.graph import GradientEdge
 
 from actorrpc.errors import RPCTimeoutError, WorkerLostError
 from actorrpc.runtime.completion import Completion
-from actorrpc.services.leaves import add, first_nodes, given, graph_task, survey
+from actorrpc.services.leaves import Survey, add, first_nodes, given, graph_task
 from actorrpc.services.recording import OWN_NODES, SEED, SEND_NODE
 
 if TYPE_CHECKING:
@@ -150,25 +150,30 @@ class Pass:
         outputs: tuple[Any, ...] = tuple(roots)
         seeds = tuple(map(torch.ones_like, roots))
         firsts = first_nodes(roots)
+        graph = Survey(firsts)
         known = self._known()
         if known is None:
+            last = self._token.grad_fn
             outputs, seeds = (*outputs, self._token), (*seeds, SEED)
-            firsts.add(self._token.grad_fn)
+            if last not in graph.seen:  # else it is not its turn before those
+                graph.add((last,))
+                firsts.add(last)
         elif known:
             edges, grads = zip(*known, strict=True)
             outputs, seeds = outputs + edges, seeds + grads
-            firsts.update(edge.node for edge in edges)
+            more = {edge.node for edge in edges}
+            graph.add(more)
+            firsts |= more
         if not outputs:
             return
         leaves = self._service.leaves
-        nodes, kinds = survey(firsts)
-        ends = None if firsts.intersection(nodes) else leaves.unseen(nodes, kinds)
+        ends = leaves.unseen(graph) if firsts.isdisjoint(graph.leaves) else None
         ties: list[Any] = []
         if known is None and not (roots or self.context.apart):
             leaves.entering.found = self
-        elif ends is None or not OWN_NODES.isdisjoint(kinds):
+        elif ends is None or not OWN_NODES.isdisjoint(graph.kinds):
             ties = [node.register_prehook(self._tie) for node in firsts]  # before those on leaves, which may be of them
-        kept = leaves.hold(nodes) if ends is None else []
+        kept = leaves.hold(graph.leaves) if ends is None else []
         # What torch.autograd.backward does, but for its checks, which are made; given gradients, it imports sympy.
         try:
             if ends is None:
