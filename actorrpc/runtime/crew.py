@@ -46,7 +46,7 @@ _get_ident = threading.get_ident
 class _Place(threading.local):
     """What a thread is to the crew."""
 
-    held: Lane | None = None
+    held: int | None = None
     """The lane in which it holds a place that it may lend."""
     hand = False
     """Whether it is a thread of the pool."""
@@ -210,9 +210,9 @@ class Crew:
             job = route(frames)
             if job is not None:
                 with self._door:
-                    if not self._lanes.queues[job.lane] and self._lanes.claim(job.lane):
+                    if not self._lanes.queues[job[0]] and self._lanes.claim(job[0]):
                         return job
-                    self._lanes.queues[job.lane].append(job)
+                    self._lanes.queues[job[0]].append(job)
         return None
 
     def _put_down(self) -> bool:
@@ -240,7 +240,7 @@ class Crew:
     def submit(self, job: Job) -> bool:
         """Queues a job. Returns whether a thread was sent to run it; if not, one that is busy will."""
         with self._door:
-            lane = job.lane
+            lane = job[0]
             self._lanes.queues[lane].append(job)
             if not self._lanes.free(lane):
                 self.wake_keeper()
@@ -325,7 +325,7 @@ class Crew:
             with self._door:
                 self._lanes.end(lane)
 
-    def _lend(self, lane: Lane) -> None:
+    def _lend(self, lane: int) -> None:
         gate = None
         self._place.held = None
         with self._door:

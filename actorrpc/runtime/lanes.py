@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from enum import IntEnum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -13,23 +12,19 @@ STANDSTILL = 0.05
 _FREE_LIMIT = 32
 
 
-class Lane(IntEnum):
-    """How a job shares the pool."""
+class Lane:
+    """How a job shares the pool. Plain numbers, since to look at the member of an enumeration takes long."""
 
-    CONTROL = 0
+    CONTROL: Final = 0
     """One at a time, before all others; they do not block."""
-    FREE = 1
+    FREE: Final = 1
     """Before handlers, and beside them: what handlers may be waiting for."""
-    HANDLER = 2
+    HANDLER: Final = 2
     """At most the user's limit that run."""
 
 
-class Job(NamedTuple):
-    """Something for the pool to run; `run(argument)` must not raise."""
-
-    lane: Lane
-    run: Callable[[Any], None]
-    argument: Any
+Job: TypeAlias = "tuple[int, Callable[[Any], None], Any]"
+"""Something for the pool to run: the lane, a function, which must not raise, and its argument."""
 
 
 class Lanes:
@@ -70,7 +65,7 @@ class Lanes:
         for lane, queue in enumerate(self.queues):
             if queue and self.claim(lane):
                 return queue.popleft()
-        if self.put_off and self.claim(self.put_off[0].lane):
+        if self.put_off and self.claim(self.put_off[0][0]):
             return self.put_off.popleft()
         return None
 
@@ -80,25 +75,25 @@ class Lanes:
         for lane, queue in enumerate(self.queues):
             if queue and self.free(lane):
                 return True
-        return bool(self.put_off) and self.free(self.put_off[0].lane)
+        return bool(self.put_off) and self.free(self.put_off[0][0])
 
     @property
     def crowded(self) -> bool:
         """Whether jobs are queued in a lane whose limit may have to grow."""
         return bool(self.queues[Lane.HANDLER] or self.queues[Lane.FREE])
 
-    def end(self, lane: Lane) -> None:
+    def end(self, lane: int) -> None:
         """Gives a place back: the job has ended."""
         self._running[lane] -= 1
         self._begun[lane] -= 1
         self.ended[lane] += 1
 
-    def lend(self, lane: Lane) -> bool:
+    def lend(self, lane: int) -> bool:
         """Gives a place back for a while: the job waits. Returns whether a queued one may now start."""
         self._running[lane] -= 1
         return bool(self.queues[lane])
 
-    def reclaim(self, lane: Lane) -> None:
+    def reclaim(self, lane: int) -> None:
         """Takes a place that was lent back, also where that makes one too many."""
         self._running[lane] += 1
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from actorrpc.runtime.handling import NO_CONTEXT
 from actorrpc.wire.envelope import HEADER_SIZE, Flag, Kind
@@ -18,17 +18,10 @@ if TYPE_CHECKING:
     from actorrpc.wire.envelope import Frame
 
 
-class Outgoing(NamedTuple):
-    """What the header of a message says, but for who sends it; the fields are those of `envelope.Header`."""
-
-    kind: int
-    flags: int
-    call: int
-    creator: int
-    local: int
-    chain: int
-    context: int
-    remaining: float
+Outgoing: TypeAlias = tuple[int, int, int, int, int, int, int, float]
+"""What the header of a message says, but for who sends it: kind, flags, call, creator, local, chain, context and
+remaining, as in `envelope.Header`.
+"""
 
 
 class Trace(Protocol):

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from actorrpc.runtime.worker import Worker
     from actorrpc.wire.envelope import Frame
 
+_MEMBER = Standing.MEMBER
+
 
 class Outbox:
     """The sending end of a worker.
@@ -50,7 +52,7 @@ class Outbox:
             worker.take(own)
             return
         peer = worker.peers.get(to)
-        if peer is None or not peer.dialled or peer.standing is not Standing.MEMBER:
+        if peer is None or not peer.dialled or peer.standing is not _MEMBER:
             peer = worker.members.reach(to)
         with peer.lock:
             if peer.busy:  # this thread is in the midst of a send: a finalizer of the user's sends

@@ -25,7 +25,7 @@ from actorrpc.runtime.handling import NO_CONTEXT, Handling, here
 from actorrpc.runtime.keeper import Keeper
 from actorrpc.runtime.lanes import Job, Lane
 from actorrpc.runtime.members import Members
-from actorrpc.runtime.message import Message, Outgoing, Parcel
+from actorrpc.runtime.message import Message, Parcel
 from actorrpc.runtime.outbox import Outbox
 from actorrpc.runtime.patience import Patience
 from actorrpc.runtime.peers import Standing
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("actorrpc")
 
 _NEVER = float("inf")
+_MEMBER = Standing.MEMBER
 _unpack = envelope._LAYOUT.unpack_from
 _NOTHING: Sequence[Frame] = (NONE,)
 _NOTHING_SIZE = HEADER_SIZE + len(NONE)
@@ -196,7 +197,7 @@ class Worker:
         frames = snapshot(frames)
         try:
             flags = (Flag.REFS if parcel.refs else 0) | (Flag.CONTROL if control else 0)
-            out = Outgoing(Kind.TELL, flags, self.calls.next_id(), *target, self.chain(), context, _NEVER)
+            out = (Kind.TELL, flags, self.calls.next_id(), *target, self.chain(), context, _NEVER)
             self.emit(to, out, frames, False, parcel.trace)
         except BaseException:
             parcel.restart()
@@ -232,12 +233,12 @@ class Worker:
         except Exception:
             data = envelope.read_greeting(frames)
             if data is not None:
-                return Job(Lane.CONTROL, self._greeting, data)
+                return (Lane.CONTROL, self._greeting, data)
             log.debug("%s: dropped %d bytes that are no message", self.record.name, envelope.size_of(frames))
             return None
         if caller != self.id or incarnation != self.record.incarnation:
             peer = self.peers.get(caller)
-            if peer is None or peer.record.incarnation != incarnation or peer.standing is not Standing.MEMBER:
+            if peer is None or peer.record.incarnation != incarnation or peer.standing is not _MEMBER:
                 self.members.keep_early(frames)
                 return None
             peer.seen += 1
@@ -255,7 +256,7 @@ class Worker:
             cell = self.cells.get((creator, local), self.fallback)
             if cell is None:
                 message.cell = _NO_CELL
-                return Job(Lane.FREE, self.perform, message)
+                return (Lane.FREE, self.perform, message)
             return cell.accept(message)
         if kind == Kind.REPLY or kind == Kind.ERROR:
             return self.calls.answered(call_id, caller, kind == Kind.ERROR, flags, frames, number)
@@ -323,9 +324,9 @@ class Worker:
         self._answer(message, Kind.ERROR, flags, write_failure(error, str(self), self.codec, by_value))
 
     def _answer(
-        self, message: Message, kind: Kind, flags: int, frames: Sequence[Frame], parcel: Parcel | None = None
+        self, message: Message, kind: int, flags: int, frames: Sequence[Frame], parcel: Parcel | None = None
     ) -> None:
-        out = Outgoing(
+        out = (
             kind, flags, message.call, message.creator, message.local, message.chain, message.context, _NEVER
         )
         try:

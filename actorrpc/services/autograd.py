@@ -10,7 +10,6 @@ import torch
 from actorrpc.errors import ActorRPCError, RemoteError
 from actorrpc.runtime.handling import NO_CONTEXT, here, in_context
 from actorrpc.runtime.lanes import Job, Lane
-from actorrpc.runtime.message import Outgoing
 from actorrpc.runtime.worker import snapshot
 from actorrpc.services.contexts import Contexts, creator_of
 from actorrpc.services.ids import AUTOGRAD
@@ -85,14 +84,14 @@ class Autograd:
         """Takes a message in; gradients go straight to whoever waits for them, who reads them."""
         message.cell = self
         if message.context == NO_CONTEXT:
-            return Job(Lane.CONTROL, self.worker.perform, message)
+            return (Lane.CONTROL, self.worker.perform, message)
         if message.chain == _NO_PASS:
-            self.worker.crew.put_off(Job(Lane.CONTROL, self._ended, message))
+            self.worker.crew.put_off((Lane.CONTROL, self._ended, message))
             return None
         context = self.contexts.join(message.context)
         if context is None:
             if message.wants_answer:
-                return Job(Lane.CONTROL, self.worker.perform, message)
+                return (Lane.CONTROL, self.worker.perform, message)
             return None  # late: its context is over
         if not message.wants_answer:
             known = context.passes.get(message.chain)
@@ -102,10 +101,10 @@ class Autograd:
             return None
         known = self._pass(context, message.chain)
         if known.claimed:
-            return Job(Lane.CONTROL, self.worker.perform, message)
+            return (Lane.CONTROL, self.worker.perform, message)
         known.claimed = True
         message.cell = _Part(known)
-        return Job(Lane.FREE, self.worker.perform, message)
+        return (Lane.FREE, self.worker.perform, message)
 
     def _pass(self, context: Context, number: int) -> Pass:
         return context.passes.get(number) or context.passes.setdefault(number, Pass(self, context, number))
@@ -180,7 +179,7 @@ class Autograd:
 
         There is one for each training step, so it is no pickle, and leaves with the next message or a TICK later (TR6).
         """
-        out = Outgoing(Kind.TELL, Flag.CONTROL, lowest, *AUTOGRAD, _NO_PASS, context_id, _NEVER)
+        out = (Kind.TELL, Flag.CONTROL, lowest, *AUTOGRAD, _NO_PASS, context_id, _NEVER)
         try:
             self.worker.emit(peer, out, (b"",), True)
         except ActorRPCError:
@@ -195,7 +194,7 @@ class Autograd:
 
         def note(call: Call) -> None:
             if call.failed:
-                worker.crew.submit(Job(Lane.CONTROL, begun.begun_failed, call))
+                worker.crew.submit((Lane.CONTROL, begun.begun_failed, call))
             else:  # at once: a job would cost two changes of threads
                 begun.one_done(call.peer)
 
@@ -208,7 +207,7 @@ class Autograd:
         """Sends the gradients of a message to its sender; None for a message that was never read here."""
         worker = self.worker
         frames = snapshot(worker.write(grads, peer)[0])
-        out = Outgoing(Kind.TELL, Flag.CONTROL, number, *AUTOGRAD, begun.id, begun.context.id, _NEVER)
+        out = (Kind.TELL, Flag.CONTROL, number, *AUTOGRAD, begun.id, begun.context.id, _NEVER)
         worker.emit(peer, out, frames)
 
     def report(self, failed: Pass, error: BaseException) -> None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from actorrpc.services.passes import Pass
     from actorrpc.services.recording import Received, Sent
 
+_MEMBER = Standing.MEMBER
 _BITS = 44
 _COUNTERS = (1 << _BITS) - 1
 
@@ -201,7 +202,7 @@ class Contexts:
 
     def _is_member(self, peer: int) -> bool:
         known = self._worker.peers.get(peer)
-        return known is not None and known.standing is Standing.MEMBER
+        return known is not None and known.standing is _MEMBER
 
     def end(self, number: int, lowest: int = 0) -> Ended | None:
         """Ends this worker's part in a context.

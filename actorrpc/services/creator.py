@@ -33,7 +33,7 @@ class _Creator:
     def accept(self, message: Message) -> Job | None:
         message.cell = self
         self._service.reserve(message)
-        return Job(Lane.HANDLER, self._service.worker.perform, message)
+        return (Lane.HANDLER, self._service.worker.perform, message)
 
     def run(self, message: Message) -> None:
         with keeping(message) as give:

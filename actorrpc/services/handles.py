@@ -83,7 +83,7 @@ class Entry:
     def _job(self, message: Message) -> Job | None:
         if self.mailbox is not None:
             return self.mailbox.accept(message)
-        return Job(Lane.HANDLER, self._service.worker.perform, message)
+        return (Lane.HANDLER, self._service.worker.perform, message)
 
     def fill(self, value: Any, error: BaseException | None = None) -> None:
         """Puts the object, or the error of its creation, in; lets in what has waited for it. The first time counts."""
@@ -293,7 +293,7 @@ def _settle(worker: Worker, future: Future[None], error: BaseException | None) -
     """Completes a future of a creation, on a thread on which callbacks may run."""
 
     if worker.open:
-        worker.crew.submit(Job(Lane.FREE, lambda _: _complete(future, error), None))
+        worker.crew.submit((Lane.FREE, lambda _: _complete(future, error), None))
     else:
         _complete(future, error)
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from actorrpc.runtime.lanes import STANDSTILL, Job, Lane, Lanes
+from actorrpc.runtime.lanes import STANDSTILL, Lane, Lanes
 
 
-def queued(lanes: Lanes, lane: Lane, count: int) -> None:
+def queued(lanes: Lanes, lane: int, count: int) -> None:
     for _ in range(count):
-        lanes.queues[lane].append(Job(lane, lambda _: None, None))
+        lanes.queues[lane].append((lane, lambda _: None, None))
 
 
 def begun(lanes: Lanes) -> int:
