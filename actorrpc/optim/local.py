@@ -92,6 +92,8 @@ class LocalOptimizer:
         if len(made) == 1 and len(made[0]) == 1:
             made = made[0]["params"]
         self._optimizer = kind(made, *args, **kwargs)
+        # Torch's own classes change parameters in place.
+        self._in_place = kind.__module__.startswith("torch.optim.")
 
     def _take(self, ref: Any) -> torch.Tensor:
         param = tensor_of(ref)
@@ -152,7 +154,7 @@ class LocalOptimizer:
             finally:
                 for stand_in, param in pairs:
                     stand_in.grad = None
-                    if not stand_in.is_set_to(param):  # the optimizer has put another tensor in its place
+                    if not (self._in_place or stand_in.is_set_to(param)):  # it has put another tensor in its place
                         param.data = stand_in.data
                 self._count(context_id, moved)
         return 0 if moved else None

@@ -8,7 +8,7 @@ from actorrpc.runtime.handling import NO_CONTEXT
 from actorrpc.wire.envelope import HEADER_SIZE, Flag, Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Sequence, Sized
 
     import torch
 
@@ -31,9 +31,13 @@ class Trace(Protocol):
 
     Attributes:
         context: the context's id.
+        tensors: those that were taken.
     """
 
     context: int
+
+    @property
+    def tensors(self) -> Sized: ...
 
     def add(self, tensor: torch.Tensor) -> object:
         """Takes a tensor that is being written; returns a mark that is written with it."""
@@ -91,13 +95,10 @@ class Parcel:
         """
         return NO_CONTEXT if self.trace is None else self.trace.context
 
-    @classmethod
-    def opening(cls, worker: Worker, peer: int, context: int) -> Parcel:
-        """Makes the one of a message that is about to be read."""
-        parcel = cls(worker, peer)
-        if context != NO_CONTEXT and worker.tracer is not None:
-            parcel.trace = worker.tracer.receiving(context, peer)
-        return parcel
+    def open(self, context: int) -> None:
+        """Prepares for reading a message, of some context."""
+        if context != NO_CONTEXT and self.worker.tracer is not None:
+            self.trace = self.worker.tracer.receiving(context, self.peer)
 
     def opened(self, value: Any) -> Any:
         """Returns what was read, after its tensors were recorded."""
@@ -187,7 +188,10 @@ class Message:
         """
         frames, self.frames = self.frames, ()
         payload = [memoryview(frames[0])[HEADER_SIZE:], *frames[1:]]
-        parcel = Parcel.opening(self.worker, self.caller, self.context)
+        parcel = Parcel(self.worker, self.caller)
+        if self.context == NO_CONTEXT:
+            return self.worker.codec.loads(payload, parcel)
+        parcel.open(self.context)
         return parcel.opened(self.worker.codec.loads(payload, parcel))
 
     def reply(self, value: object) -> None:

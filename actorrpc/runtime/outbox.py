@@ -37,7 +37,7 @@ class Outbox:
         Raises:
             NotAMemberError, WorkerLostError: it was not sent.
         """
-        if trace is not None:
+        if trace is not None and trace.tensors:
             with trace:
                 self.emit(to, out, frames, hold)
             return

@@ -364,7 +364,8 @@ class Worker:
         if len(frames[0]) == _NOTHING_SIZE and frames[0][HEADER_SIZE:] == NONE:
             return None
         payload = [memoryview(frames[0])[HEADER_SIZE:], *frames[1:]]
-        parcel = Parcel.opening(self, peer, context_of(frames[0]))
+        parcel = Parcel(self, peer)
+        parcel.open(context_of(frames[0]))
         try:
             if torch.is_inference_mode_enabled():
                 with torch.inference_mode(False):

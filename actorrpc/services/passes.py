@@ -129,9 +129,12 @@ class Pass:
             self._run_engine(roots)
             if self.grads:
                 with self.context.lock:
-                    given = self.context.grads
-                    for leaf, grad in self.grads.items():
-                        given[leaf] = add(given.get(leaf), grad)
+                    before = self.context.grads
+                    if before:
+                        for leaf, grad in self.grads.items():
+                            before[leaf] = add(before.get(leaf), grad)
+                    else:
+                        self.context.grads = self.grads
                 self.grads = {}
             self.one_done(me)
             self._wait(self._all_done)

@@ -108,28 +108,28 @@ _apply_receive: Any = super(torch.autograd.Function, _Receive).apply
 class SendingTrace:
     """Takes down the tensors of a message that is being written, and records them as it leaves."""
 
-    __slots__ = ("_context", "_number", "_peer", "_tensors", "context")
+    __slots__ = ("_context", "_number", "_peer", "context", "tensors")
 
     def __init__(self, context: Context, peer: int) -> None:
         self.context, self._context, self._peer = context.id, context, peer
-        self._tensors: list[torch.Tensor] = []
+        self.tensors: list[torch.Tensor] = []
         self._number = 0
 
     def add(self, tensor: torch.Tensor) -> Mark:
-        if not self._tensors:
+        if not self.tensors:
             self._number = self._context.next_number()
-        self._tensors.append(tensor)
-        return self._number, len(self._tensors) - 1
+        self.tensors.append(tensor)
+        return self._number, len(self.tensors) - 1
 
     def take(self, tensor: torch.Tensor, mark: Mark) -> None:
         raise AssertionError("it writes")
 
     def __enter__(self) -> None:
-        if self._tensors:
+        if self.tensors:
             self._context.lock.acquire()
 
     def __exit__(self, kind: object, *_: object) -> None:
-        tensors, self._tensors = self._tensors, []
+        tensors, self.tensors = self.tensors, []
         if tensors:
             try:
                 if kind is None and not self._context.over:
@@ -148,17 +148,17 @@ class SendingTrace:
         raise AssertionError("it writes")
 
     def undo(self) -> None:
-        self._tensors = []
+        self.tensors = []
 
 
 class ReceivingTrace:
     """Takes down the tensors of a message that is being read, which turns them into outputs of the graph."""
 
-    __slots__ = ("_context", "_number", "_sender", "_tensors", "context")
+    __slots__ = ("_context", "_number", "_sender", "context", "tensors")
 
     def __init__(self, context: Context, sender: int) -> None:
         self.context, self._context, self._sender = context.id, context, sender
-        self._tensors: dict[int, torch.Tensor] = {}
+        self.tensors: dict[int, torch.Tensor] = {}
         self._number = 0
 
     def add(self, tensor: torch.Tensor) -> Mark:
@@ -166,11 +166,11 @@ class ReceivingTrace:
 
     def take(self, tensor: torch.Tensor, mark: Mark) -> None:
         self._number, place = mark
-        self._tensors[place] = tensor
+        self.tensors[place] = tensor
 
     def seal(self) -> None:
-        if self._tensors:
-            tensors = [self._tensors[place] for place in sorted(self._tensors)]
+        if self.tensors:
+            tensors = [self.tensors[place] for place in sorted(self.tensors)]
             context = self._context
             with context.lock, torch.enable_grad():
                 if context.over:
@@ -190,4 +190,4 @@ class ReceivingTrace:
         raise AssertionError("it reads")
 
     def undo(self) -> None:
-        self._tensors = {}
+        self.tensors = {}
