@@ -359,7 +359,8 @@ class Crew:
                 self._turns_seen = self._turns
             if self._lanes.put_off:
                 busy = True
-                gates.append(self._hand())
+                if self._lanes.free(self._lanes.put_off[0][0]):
+                    gates.append(self._hand())
             busy = busy or self._lanes.crowded
             gates += [self._hand() for _ in range(self._lanes.grow(now))]
         for gate in gates:

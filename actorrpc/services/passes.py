@@ -22,8 +22,9 @@ from torch.autograd.graph import GradientEdge
 
 from actorrpc.errors import RPCTimeoutError, WorkerLostError
 from actorrpc.runtime.completion import Completion
-from actorrpc.services.leaves import Survey, add, first_nodes, given, graph_task
-from actorrpc.services.recording import OWN_NODES, SEED, SEND_NODE
+from actorrpc.services import engine
+from actorrpc.services.leaves import add
+from actorrpc.services.recording import SEND_NODE
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from actorrpc.services.contexts import Context
     from actorrpc.services.recording import Received, Sent
 
-_run_backward: Any = torch.autograd.Variable._execution_engine.run_backward
 Grads = list[torch.Tensor | None]
 """The gradients of a message's tensors; None for one that nothing used."""
 
@@ -63,6 +63,7 @@ class Pass:
         grads: what it gave, by leaf.
         claimed: whether a thread is on its way to run it.
         engaged: the workers that are known to take part without being begun from here.
+        task: the engine's number of the run for it; -1 where none is known.
     """
 
     def __init__(self, service: Autograd, context: Context, number: int) -> None:
@@ -71,7 +72,7 @@ class Pass:
         self.claimed = False
         self._door = threading.Lock()
         self._opened = self._retain = False
-        self._task = -1
+        self.task = -1
         self._slots: dict[int, _Slot] = {}
         self._error: BaseException | None = None
         self._begun: set[int] = set()
@@ -126,7 +127,9 @@ class Pass:
             for peer, came in self._last.items():
                 if not (came or peer == me or peer in self.engaged):
                     self.begin(peer)
-            self._run_engine(roots)
+            known = self._known()
+            token = self._token if known is None else None
+            engine.run(self, self._service.leaves, roots, token, known or (), self._retain, self.context.apart)
             if self.grads:
                 with self.context.lock:
                     before = self.context.grads
@@ -148,53 +151,6 @@ class Pass:
             if self._error is not None:
                 # Its traceback holds the graph, whose first node holds the pass: no collector sees through that.
                 self._error = Aborted("the pass has failed")
-
-    def _run_engine(self, roots: Sequence[torch.Tensor]) -> None:
-        outputs: tuple[Any, ...] = tuple(roots)
-        seeds = tuple(map(torch.ones_like, roots))
-        firsts = first_nodes(roots)
-        graph = Survey(firsts)
-        known = self._known()
-        if known is None:
-            last = self._token.grad_fn
-            outputs, seeds = (*outputs, self._token), (*seeds, SEED)
-            if last not in graph.seen:  # else it is not its turn before those
-                graph.add((last,))
-                firsts.add(last)
-        elif known:
-            edges, grads = zip(*known, strict=True)
-            outputs, seeds = outputs + edges, seeds + grads
-            more = {edge.node for edge in edges}
-            graph.add(more)
-            firsts |= more
-        if not outputs:
-            return
-        leaves = self._service.leaves
-        ends = leaves.unseen(graph) if firsts.isdisjoint(graph.leaves) else None
-        ties: list[Any] = []
-        if known is None and not (roots or self.context.apart):
-            leaves.entering.found = self
-        elif ends is None or not OWN_NODES.isdisjoint(graph.kinds):
-            ties = [node.register_prehook(self._tie) for node in firsts]  # before those on leaves, which may be of them
-        kept = leaves.hold(graph.leaves) if ends is None else []
-        # What torch.autograd.backward does, but for its checks, which are made; given gradients, it imports sympy.
-        try:
-            if ends is None:
-                torch.autograd.graph._engine_run_backward(
-                    outputs, seeds, self._retain, False, (), allow_unreachable=True, accumulate_grad=True
-                )
-            else:
-                found = _run_backward(
-                    outputs, seeds, self._retain, False, tuple(ends), allow_unreachable=True, accumulate_grad=False
-                )
-                self.grads = given(ends, found)
-        finally:
-            for tie in ties:
-                tie.remove()
-            leaves.entering.found = None
-            if kept:
-                leaves.release(self, kept)
-            leaves.running.pop(self._task, None)
 
     def _known(self) -> list[tuple[GradientEdge, torch.Tensor]] | None:
         """Where no message was read, and the gradients of all that were sent are there, nothing will be waited for, nor
@@ -218,12 +174,9 @@ class Pass:
             if grad is not None and start is not None
         ]
 
-    def _tie(self, _: Any) -> None:
-        self.tie(graph_task())
-
     def tie(self, task: int) -> None:
         """Ties a graph task of the engine to the pass; called at the first node."""
-        self._task = task
+        self.task = task
         self._service.leaves.running[task] = self
 
     def gradients_of(self, sent: Sent) -> Grads:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 import actorrpc as rpc
 from actorrpc import autograd
+from actorrpc.optim import DistributedOptimizer
 from actorrpc.runtime.handling import here
 from tests.autograd.common import (
     Fails,
@@ -174,6 +175,51 @@ def test_hooks_may_call_and_may_have_a_context_of_their_own() -> None:
         assert here.context == context_id
     assert results[0] == -1
     same(results[1], [2, 3, 5])
+
+
+def weight_ref() -> rpc.RRef[Tensor]:
+    return rpc.RRef(weight())
+
+
+@among_three
+def test_hooks_that_come_after_an_optimizer_of_the_leaf_run_as_well() -> None:
+    """An optimizer keeps what accumulates the leaf's gradient, and passes look at the hooks that it knew there."""
+    optimizers = [DistributedOptimizer(torch.optim.SGD, [rpc.rpc_sync(1, weight_ref)], lr=0.0) for _ in "ab"]
+    x, passes = leaf(1, 2, 4), 0
+
+    def go_back() -> None:
+        with autograd.context() as context_id:
+            autograd.backward(context_id, [rpc.rpc_sync(1, scaled, args=(x,)).sum()])
+            same(gradient_at(1, context_id), [1, 2, 4])
+            same(autograd.get_gradients(context_id)[x], [2, 3, 5])
+
+    while optimizers:
+        go_back()
+        rpc.rpc_sync(1, watch_weight, args=("w",))
+        go_back()
+        passes += 1
+        assert rpc.rpc_sync(1, unwatch) == Counter({f"w {kind}": 1 for kind in KINDS})
+        go_back()
+        optimizers.pop()
+    assert passes == 2
+
+
+@among_three
+def test_gradients_are_memory_of_their_own_and_laid_out_as_their_leaves() -> None:
+    for hooked in (False, True):  # the engine's own accumulation runs only where somebody would see it
+        x, y = torch.ones(2, 3, requires_grad=True), torch.ones(3, 2).t().requires_grad_()
+        if hooked:
+            put_accumulated_hook(x, lambda _: None)
+        with autograd.context() as context_id:
+            came = rpc.rpc_sync(1, torch.mul, args=(torch.ones(2, 3, requires_grad=True), 2))
+            autograd.backward(context_id, [((x + y) + came).sum()])
+            found = autograd.get_gradients(context_id)
+        same(found[x], torch.ones(2, 3))
+        same(found[y], torch.ones(2, 3))
+        assert found[x].stride() == (3, 1)
+        assert found[y].stride() == (1, 2)
+        found[x].mul_(5)
+        same(found[y], torch.ones(2, 3))
 
 
 # -- .grad
