@@ -181,11 +181,19 @@ def weight_ref() -> rpc.RRef[Tensor]:
     return rpc.RRef(weight())
 
 
+def watch_node(kind: str) -> None:
+    """Puts one hook on the node that accumulates this process's weight's gradient."""
+    seen.clear()
+    node = torch.autograd.graph.get_gradient_edge(weight()).node
+    register = node.register_prehook if kind == "before" else node.register_hook
+    handles.extend((register(lambda *_: seen.update([kind])), node))
+
+
 @among_three
-def test_hooks_that_come_after_an_optimizer_of_the_leaf_run_as_well() -> None:
-    """An optimizer keeps what accumulates the leaf's gradient, and passes look at the hooks that it knew there."""
+def test_a_hook_on_the_node_that_accumulates_runs_also_where_it_came_after_an_optimizer() -> None:
+    """An optimizer keeps that node, and passes look at the hooks that it knew there."""
     optimizers = [DistributedOptimizer(torch.optim.SGD, [rpc.rpc_sync(1, weight_ref)], lr=0.0) for _ in "ab"]
-    x, passes = leaf(1, 2, 4), 0
+    x = leaf(1, 2, 4)
 
     def go_back() -> None:
         with autograd.context() as context_id:
@@ -193,15 +201,16 @@ def test_hooks_that_come_after_an_optimizer_of_the_leaf_run_as_well() -> None:
             same(gradient_at(1, context_id), [1, 2, 4])
             same(autograd.get_gradients(context_id)[x], [2, 3, 5])
 
-    while optimizers:
-        go_back()
-        rpc.rpc_sync(1, watch_weight, args=("w",))
-        go_back()
-        passes += 1
-        assert rpc.rpc_sync(1, unwatch) == Counter({f"w {kind}": 1 for kind in KINDS})
-        go_back()
-        optimizers.pop()
-    assert passes == 2
+    found = []
+    for _ in range(3):  # with two optimizers, with one, with none
+        for kind in ("before", "after"):
+            go_back()
+            rpc.rpc_sync(1, watch_node, args=(kind,))
+            go_back()
+            found.append(rpc.rpc_sync(1, unwatch))
+            go_back()
+        del optimizers[:1]
+    assert found == [Counter(["before"]), Counter(["after"])] * 3
 
 
 @among_three
