@@ -197,18 +197,22 @@ def given(leaves: Sequence[torch.Tensor], grads: tuple[Any, ...]) -> dict[torch.
     """Returns what accumulating would have left in the `.grad` of leaves: memory of its own, laid out as the leaf's."""
     found = {}
     for i, leaf in enumerate(leaves):
+        alone = _references(grads, i) == _ALONE
         grad = grads[i]
         if grad is None:
             continue
-        own = grad._use_count() == 1 and sys.getrefcount(grad) == _REFERENCES
-        if not own or (grad.layout is torch.strided and grad.stride() != leaf.stride()):
+        alone = alone and grad._use_count() == 1
+        if not alone or (grad.layout is torch.strided and grad.stride() != leaf.stride()):
             grad = torch.empty_like(leaf).copy_(grad) if grad.layout is torch.strided else grad.clone()
         found[leaf] = grad
     return found
 
 
-_REFERENCES = 3
-"""How often a gradient that nothing else refers to is referred to in `given`: by the tuple, the name, the call."""
+def _references(them: tuple[Any, ...], i: int) -> int:
+    return sys.getrefcount(them[i])
+
+
+_ALONE = _references((object(),), 0)
 
 
 class _Entering(threading.local):

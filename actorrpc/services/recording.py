@@ -28,11 +28,11 @@ Mark = tuple[int, int]
 
 with torch.inference_mode(False):
     SEED: Final = torch.zeros((), dtype=torch.float32, device="cpu")
-"""The gradient of a token, and the memory of all tokens, whose values mean nothing."""
-with torch.inference_mode(False):
     BASE: Final = SEED.detach().requires_grad_()
-"""The first token of all, which requires grad so that the others do. Nothing flows there."""
-_BASE_NODE: Final = torch.autograd.graph.get_gradient_edge(BASE).node  # which would be made anew each time
+    _BASE_NODE: Final = torch.autograd.graph.get_gradient_edge(BASE).node  # which would be made anew each time
+"""SEED is the gradient of a token, and the memory of all tokens, whose values mean nothing. BASE is the first token of
+all, which requires grad so that the others do. Nothing flows there.
+"""
 
 
 class Sent:
@@ -100,9 +100,9 @@ SEND_NODE: Any = _Send._backward_cls
 """The type of the node that a message makes which left. It has the `Sent`, as `sent`."""
 OWN_NODES: Final = frozenset((SEND_NODE, _Receive._backward_cls))
 """The types of the nodes that recording makes."""
+# Without what `Function.apply` does for functorch's transforms, of which there are none around a message.
 _apply_send: Any = super(torch.autograd.Function, _Send).apply
 _apply_receive: Any = super(torch.autograd.Function, _Receive).apply
-# Without what `Function.apply` does for functorch's transforms, of which there are none around a message.
 
 
 class SendingTrace:
