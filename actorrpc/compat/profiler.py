@@ -26,7 +26,7 @@ from actorrpc.options import UNSET_RPC_TIMEOUT
 from actorrpc.rref import RRef
 from actorrpc.runtime.completion import Call
 from actorrpc.runtime.futures import Future
-from actorrpc.runtime.lanes import Job, Lane
+from actorrpc.runtime.lanes import Lane
 from actorrpc.session import current, is_available
 from actorrpc.workers import resolve
 
@@ -152,7 +152,7 @@ class _Followed(Future[Any]):
             if worker is not None and worker.open and not shown:
                 done = threading.Event()
                 # On no thread of the user's, which may hold a lock that a callback wants.
-                worker.crew.submit(Job(Lane.FREE, self._show, done))
+                worker.crew.submit((Lane.FREE, self._show, done))
                 done.wait(_SHOW_SECONDS)
 
     def _show(self, done: threading.Event) -> None:

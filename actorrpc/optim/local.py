@@ -17,6 +17,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from actorrpc.errors import RPCTimeoutError
 from actorrpc.optim.owners import tensor_of
+from actorrpc.optim.steps import step_of
 from actorrpc.runtime.handling import here
 from actorrpc.services.autograd import Autograd
 from actorrpc.session import current
@@ -84,11 +85,15 @@ class LocalOptimizer:
         self._autograd: Autograd = worker.services[Autograd]
         self._params: list[torch.Tensor] = []
         self._stand_ins: list[torch.Tensor] = []
+        self._watches: list[Any] = []
+        """They make passes over the parameters cheaper."""
         self._moves: list[deque[tuple[int, int]]] = []
         made: Any = [{**group, "params": [self._take(ref) for ref in group["params"]]} for group in groups]
         if len(made) == 1 and len(made[0]) == 1:
             made = made[0]["params"]
         self._optimizer = kind(made, *args, **kwargs)
+        # Torch's own classes change parameters in place.
+        self._in_place = kind.__module__.startswith("torch.optim.")
 
     def _take(self, ref: Any) -> torch.Tensor:
         param = tensor_of(ref)
@@ -102,6 +107,8 @@ class LocalOptimizer:
         stand_in = torch.nn.Parameter(base, param.requires_grad)
         with self._steps.lock:
             self._moves.append(self._steps.moves.setdefault(param, deque()))
+        if param.is_leaf and param.requires_grad:
+            self._watches.append(self._autograd.leaves.watch(param))
         self._params.append(param)
         self._stand_ins.append(stand_in)
         return stand_in
@@ -127,25 +134,27 @@ class LocalOptimizer:
         """
         grads = self._grads(context_id)
         with self._steps.lock:
-            self._change(changes)
-            moved = [i for i, param in enumerate(self._params) if param in grads]
-            if self._waits and moved:
-                self._wait(context_id, moved)
-            age = self._age(context_id, moved)
-            if age:
-                return age
-            for i in moved:
-                stand_in, param = self._stand_ins[i], self._params[i]
+            if changes:
+                self._change(changes)
+            found = list(map(grads.get, self._params))
+            moved = [i for i, grad in enumerate(found) if grad is not None]
+            if self._max_staleness is not None and moved:
+                if self._waits:
+                    self._wait(context_id, moved)
+                age = self._age(context_id, moved)
+                if age:
+                    return age
+            pairs = [(self._stand_ins[i], self._params[i]) for i in moved]
+            for i, (stand_in, param) in zip(moved, pairs, strict=True):
                 if not stand_in.is_set_to(param):  # the user has put another tensor in its place
                     stand_in.data = param.data
-                stand_in.grad = grads[param]
+                stand_in.grad = found[i]
             try:
-                self._optimizer.step()
+                step_of(self._optimizer)()
             finally:
-                for i in moved:
-                    stand_in, param = self._stand_ins[i], self._params[i]
+                for stand_in, param in pairs:
                     stand_in.grad = None
-                    if not stand_in.is_set_to(param):  # the optimizer has put another tensor in its place
+                    if not (self._in_place or stand_in.is_set_to(param)):  # it has put another tensor in its place
                         param.data = stand_in.data
                 self._count(context_id, moved)
         return 0 if moved else None
@@ -174,14 +183,16 @@ class LocalOptimizer:
     def _count(self, context_id: int, moved: Sequence[int]) -> None:
         contexts = self._autograd.contexts
         oldest = min((context.began for context in contexts.all()), default=contexts.clock)
+        move = contexts.clock + 1, context_id
         for i in moved:
             moves = self._moves[i]
             while moves and moves[0][0] <= oldest:
                 moves.popleft()
-            moves.append((contexts.clock + 1, context_id))
+            moves.append(move)
         # Last: a context that began here meanwhile may have seen the parameters half changed, or before.
         contexts.clock += 1
-        self._steps.lock.notify_all()
+        if self._steps.waiting:
+            self._steps.lock.notify_all()
 
     def _wait(self, context_id: int, moved: Sequence[int]) -> None:
         """Waits as long as the step would make gradients of another context too old."""

@@ -14,6 +14,7 @@ from actorrpc import proxies, rref
 from actorrpc.errors import StaleGradientsError
 from actorrpc.optim.local import LocalOptimizer
 from actorrpc.optim.owners import Start, ask, checked
+from actorrpc.optim.steps import watched
 from actorrpc.options import UNSET_RPC_TIMEOUT
 from actorrpc.runtime.handling import NO_CONTEXT, in_context
 from actorrpc.services.autograd import Autograd
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger("actorrpc")
+_ABSENT = object()
 
 
 @dataclass
@@ -152,7 +154,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             changed = {
                 key: value
                 for key, value in self.param_groups[number].items()
-                if key != "params" and not (key in sent and _same(value, sent[key]))
+                if value is not (old := sent.get(key, _ABSENT)) and key != "params" and not _same(value, old)
             }
             if changed:
                 changes[i] = changed
@@ -178,6 +180,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
             BaseException: what the step raised on an owner; the cause names the owners on which it did. On the others
                 the step was made.
         """
+        if watched(self):
+            return self._watched_step(context_id)
+        return self._step(context_id)
+
+    step.hooked = True  # type: ignore[attr-defined]  # or torch would have every step seen
+
+    def _step(self, context_id: int) -> bool:
         current().worker.services[Autograd].contexts.get(context_id)
         if self._max_staleness is not None and len(self._owners) > 1:
             ages = self._ask("age", [(context_id,)] * len(self._owners))
@@ -200,6 +209,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if any(ages):
             return self._refuse(context_id, ages, "the other owners have made the step" if 0 in ages else "none has")
         return True
+
+    _watched_step = torch.optim.Optimizer.profile_hook_step(_step)
 
     def _refuse(self, context_id: int, ages: list[int], elsewhere: str) -> bool:
         if self._on_stale == "drop":

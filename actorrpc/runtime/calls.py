@@ -11,7 +11,6 @@ from actorrpc.errors import RPCTimeoutError
 from actorrpc.runtime.completion import Call, describe
 from actorrpc.runtime.handling import NO_CONTEXT
 from actorrpc.runtime.lanes import Job, Lane
-from actorrpc.runtime.message import Outgoing
 from actorrpc.wire import envelope
 from actorrpc.wire.envelope import Flag, Kind
 
@@ -79,8 +78,11 @@ class Calls:
         call.sent_flags = flags
         self.pending[call.id] = call
         try:
-            chain = worker.chain() if chain is None else chain
-            worker.emit(to, Outgoing(Kind.REQUEST, flags, call.id, *target, chain, context, timeout or _NEVER), frames)
+            out = (
+                Kind.REQUEST, flags, call.id, *target, worker.chain() if chain is None else chain, context,
+                timeout or _NEVER,
+            )  # fmt: skip
+            worker.emit(to, out, frames, False, parcel.trace if parcel is not None else None)
         except BaseException:
             self.pending.pop(call.id, None)
             if parcel is not None:
@@ -105,12 +107,12 @@ class Calls:
         worker, call = self._worker, self.pending.get(number)
         if call is None or call.peer != caller or self.pending.pop(number, None) is None:
             # Late: it expired. References in it must be taken over and dropped, or their counts stay up.
-            return Job(Lane.FREE, worker.discard, (frames, caller)) if flags & Flag.REFS else None
+            return (Lane.FREE, worker.discard, (frames, caller)) if flags & Flag.REFS else None
         if failed and flags & Flag.NEEDS_VALUE and call.again is not None:
-            return Job(Lane.FREE, self._send_again, (call, frames))
+            return (Lane.FREE, self._send_again, (call, frames))
         call.frames, call.failed, call.flags = frames, failed, flags
         if flags & Flag.UNREAD and call.refs is not None:
-            worker.crew.submit(Job(Lane.FREE, _take_back, call.refs))
+            worker.crew.submit((Lane.FREE, _take_back, call.refs))
         call.again = call.refs = None
         if call.note is not None:
             call.note(call)
@@ -119,7 +121,7 @@ class Calls:
         if then is None or (call.waiters and not call.urgent):
             return None
         if call.urgent or worker.crew.pool_leads:
-            return Job(Lane.FREE, then, call)
+            return (Lane.FREE, then, call)
         self._unsettled.append(call)
         worker.crew.wake_keeper()
         return None
@@ -137,11 +139,11 @@ class Calls:
             target = envelope.unpack(memoryview(answer[0]))
             remaining = _NEVER if call.deadline is None else max(0.001, call.deadline - worker.clock.now())
             self.pending[call.id] = call
-            out = Outgoing(
+            out = (
                 Kind.REQUEST, call.sent_flags, call.id, target.creator, target.local, target.chain, target.context,
                 remaining,
             )  # fmt: skip
-            worker.emit(call.peer, out, frames)
+            worker.emit(call.peer, out, frames, False, parcel.trace)
         except BaseException as e:
             self.pending[call.id] = call
             self.fail(call, e)
@@ -150,7 +152,7 @@ class Calls:
         """Gives up a call whose thread was interrupted: nobody will read the answer, but references in it count."""
         call.then = self._drop_answer
         if call.done:
-            self._worker.crew.submit(Job(Lane.FREE, self._drop_answer, call))
+            self._worker.crew.submit((Lane.FREE, self._drop_answer, call))
 
     def _drop_answer(self, call: Call) -> None:
         frames, call.frames = call.frames, ()
@@ -175,12 +177,12 @@ class Calls:
         """
         if self._unpublished:
             futures = [self._unpublished.popleft() for _ in range(len(self._unpublished))]
-            self._worker.crew.submit(Job(Lane.FREE, _publish, futures))
+            self._worker.crew.submit((Lane.FREE, _publish, futures))
         while self._unsettled:
             call = self._unsettled.popleft()
             then = call.then
             if then is not None:
-                self._worker.crew.submit(Job(Lane.FREE, then, call))
+                self._worker.crew.submit((Lane.FREE, then, call))
 
     # -- calls that are not answered
 
@@ -227,7 +229,7 @@ class Calls:
         self._worker.complete(call)
         then = call.then
         if then is not None and (call.urgent or not call.waiters):
-            self._worker.crew.submit(Job(Lane.FREE, then, call))
+            self._worker.crew.submit((Lane.FREE, then, call))
 
     def fail_all_to(self, peer: int | None, error: Callable[[], BaseException]) -> None:
         """Ends all calls to a peer (None: to anybody)."""

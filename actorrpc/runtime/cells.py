@@ -36,12 +36,12 @@ class ServiceCell:
         handle: what to do with a message.
     """
 
-    def __init__(self, worker: Worker, lane: Lane, handle: Callable[[Message], None]) -> None:
+    def __init__(self, worker: Worker, lane: int, handle: Callable[[Message], None]) -> None:
         self._perform, self._lane, self.run = worker.perform, lane, handle
 
     def accept(self, message: Message) -> Job | None:
         message.cell = self
-        return Job(self._lane, self._perform, message)
+        return (self._lane, self._perform, message)
 
 
 class MailboxCell:
@@ -62,11 +62,11 @@ class MailboxCell:
         message.cell, message.mailbox = self, self.mailbox
         turns = self.mailbox.put(message.number, message.chain, message)
         if turns is None:
-            return Job(Lane.FREE, self._refuse, message)
+            return (Lane.FREE, self._refuse, message)
         if not turns:
             return None
         self.start(turns[1:])
-        return Job(Lane.HANDLER, self._perform, turns[0])
+        return (Lane.HANDLER, self._perform, turns[0])
 
     def open(self, concurrency: int) -> None:
         """Lets messages in from now on."""
@@ -84,7 +84,7 @@ class MailboxCell:
                 gate, turn.gate = turn.gate, None
                 gate.open()
             else:
-                self._worker.crew.submit(Job(Lane.HANDLER, self._perform, turn))
+                self._worker.crew.submit((Lane.HANDLER, self._perform, turn))
 
     def enter(self) -> Handling:
         """Begins the turn of the actor's `main` on the present thread; see `leave`."""

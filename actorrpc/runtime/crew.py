@@ -14,6 +14,8 @@ One thread at a time *leads*: only it receives. THREAD RULES:
 - TR6: an answer may be held back, to leave together with others, by a thread of the pool that goes on to receive or to
   run what is queued; it sends what is held before it blocks in anything, and the keeper does so at every tick.
 - TR7: control jobs run one after the other and never queue behind handlers. They must not block.
+- TR8: a job that is put off waits until a thread of the pool has nothing else to do, or until the next tick, for which
+  the keeper sends a thread.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ _get_ident = threading.get_ident
 class _Place(threading.local):
     """What a thread is to the crew."""
 
-    held: Lane | None = None
+    held: int | None = None
     """The lane in which it holds a place that it may lend."""
     hand = False
     """Whether it is a thread of the pool."""
@@ -208,9 +210,9 @@ class Crew:
             job = route(frames)
             if job is not None:
                 with self._door:
-                    if not self._lanes.queues[job.lane] and self._lanes.claim(job.lane):
+                    if not self._lanes.queues[job[0]] and self._lanes.claim(job[0]):
                         return job
-                    self._lanes.queues[job.lane].append(job)
+                    self._lanes.queues[job[0]].append(job)
         return None
 
     def _put_down(self) -> bool:
@@ -238,7 +240,7 @@ class Crew:
     def submit(self, job: Job) -> bool:
         """Queues a job. Returns whether a thread was sent to run it; if not, one that is busy will."""
         with self._door:
-            lane = job.lane
+            lane = job[0]
             self._lanes.queues[lane].append(job)
             if not self._lanes.free(lane):
                 self.wake_keeper()
@@ -247,6 +249,12 @@ class Crew:
         if gate is not None:
             gate.open()
         return True
+
+    def put_off(self, job: Job) -> None:
+        """Queues a job that is in no hurry (TR8). Under leadership too."""
+        with self._door:
+            self._lanes.put_off.append(job)
+        self.wake_keeper()
 
     def _hand(self) -> Gate | None:
         """Finds an idle thread, whose gate is to be opened, or starts one. Under the door."""
@@ -317,7 +325,7 @@ class Crew:
             with self._door:
                 self._lanes.end(lane)
 
-    def _lend(self, lane: Lane) -> None:
+    def _lend(self, lane: int) -> None:
         gate = None
         self._place.held = None
         with self._door:
@@ -349,6 +357,10 @@ class Crew:
             if self._turns != self._turns_seen:
                 busy = True
                 self._turns_seen = self._turns
+            if self._lanes.put_off:
+                busy = True
+                if self._lanes.free(self._lanes.put_off[0][0]):
+                    gates.append(self._hand())
             busy = busy or self._lanes.crowded
             gates += [self._hand() for _ in range(self._lanes.grow(now))]
         for gate in gates:
@@ -364,7 +376,8 @@ class Crew:
     @property
     def needs_keeper(self) -> bool:
         """Whether leadership is free, answers are held or handlers are queued."""
-        return not self._lead.locked() or self._transport.holding or self._lanes.crowded
+        lanes = self._lanes
+        return not self._lead.locked() or self._transport.holding or lanes.crowded or bool(lanes.put_off)
 
     @property
     def quiet(self) -> bool:

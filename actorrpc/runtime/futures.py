@@ -23,7 +23,7 @@ from actorrpc.errors import GroupError, RemoteError, RPCTimeoutError, Serializat
 from actorrpc.runtime.clock import LockGate
 from actorrpc.runtime.completion import Call, Completion, Waiter, check_seconds, describe
 from actorrpc.runtime.handling import here, in_context
-from actorrpc.runtime.lanes import Job, Lane
+from actorrpc.runtime.lanes import Lane
 from actorrpc.wire.exposed import exposed
 from actorrpc.wire.failures import ORIGINAL
 
@@ -216,7 +216,7 @@ class Future(torch.futures.Future, Generic[T]):  # type: ignore[type-arg]
             callbacks, self._callbacks = self._callbacks, []
         worker.calls.publish_soon(self)
         for callback in callbacks:  # not on this thread: it may hold locks that the callback wants
-            worker.crew.submit(Job(Lane.FREE, self._call, callback))
+            worker.crew.submit((Lane.FREE, self._call, callback))
 
     def _finish(self, call: Call) -> None:
         """Reads the answer and runs what hangs on it, on a thread of the pool."""
@@ -258,7 +258,7 @@ class Future(torch.futures.Future, Generic[T]):  # type: ignore[type-arg]
         elif isinstance(core, Call) and worker is not None:
             core.urgent = True
             if core.done:  # it came before it could see that this is urgent
-                worker.crew.submit(Job(Lane.FREE, self._finish, core))
+                worker.crew.submit((Lane.FREE, self._finish, core))
 
     def then(self, callback: Callable[[Future[T]], S]) -> Future[S]:
         """Returns the future of `callback(self)`, which is called when this future is done, also with an error.

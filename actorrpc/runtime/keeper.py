@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from actorrpc.runtime.crew import TICK
-from actorrpc.runtime.lanes import Job, Lane
+from actorrpc.runtime.lanes import Lane
 from actorrpc.runtime.peers import Standing
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ class Keeper:
         if time >= self.due:
             self._expire(time)
         if self.dropped and self.bury is not None:
-            crew.submit(Job(Lane.CONTROL, self._bury, None))
+            crew.submit((Lane.CONTROL, self._bury, None))
         if self._pidfds and time - self._looked >= _WATCH_SECONDS:
             self._looked = time
             self._look(time)
@@ -182,7 +182,7 @@ class Keeper:
             self._timers = [(at, run) for at, run in self._timers if at > time]
             due = min((at for at, _ in self._timers), default=_FOREVER)
         for run in ready:
-            worker.crew.submit(Job(Lane.CONTROL, _call, run))
+            worker.crew.submit((Lane.CONTROL, _call, run))
         self.schedule(min(due, worker.calls.expire_due(time)))
 
     def _look(self, time: float) -> None:

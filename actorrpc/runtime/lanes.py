@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from enum import IntEnum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -13,23 +12,19 @@ STANDSTILL = 0.05
 _FREE_LIMIT = 32
 
 
-class Lane(IntEnum):
-    """How a job shares the pool."""
+class Lane:
+    """How a job shares the pool. Plain numbers, since to look at the member of an enumeration takes long."""
 
-    CONTROL = 0
+    CONTROL: Final = 0
     """One at a time, before all others; they do not block."""
-    FREE = 1
+    FREE: Final = 1
     """Before handlers, and beside them: what handlers may be waiting for."""
-    HANDLER = 2
+    HANDLER: Final = 2
     """At most the user's limit that run."""
 
 
-class Job(NamedTuple):
-    """Something for the pool to run; `run(argument)` must not raise."""
-
-    lane: Lane
-    run: Callable[[Any], None]
-    argument: Any
+Job: TypeAlias = "tuple[int, Callable[[Any], None], Any]"
+"""Something for the pool to run: the lane, a function, which must not raise, and its argument."""
 
 
 class Lanes:
@@ -42,6 +37,8 @@ class Lanes:
 
     def __init__(self, limit: int, now: float) -> None:
         self.queues: tuple[deque[Job], deque[Job], deque[Job]] = (deque(), deque(), deque())
+        self.put_off: deque[Job] = deque()
+        """Jobs that wait for a thread which has nothing else to do (TR8)."""
         self._limits = (1, _FREE_LIMIT, limit)
         self._extra = [0, 0, 0]
         self._running = [0, 0, 0]
@@ -51,13 +48,13 @@ class Lanes:
         self._ended_seen = [0, 0, 0]
         self._stood_since = [now, now, now]
 
-    def free(self, lane: Lane) -> bool:
+    def free(self, lane: int) -> bool:
         """Whether one more job of a lane may run."""
         return self._running[lane] < self._limits[lane] + self._extra[lane]
 
-    def claim(self, lane: Lane) -> bool:
+    def claim(self, lane: int) -> bool:
         """Takes a place in a lane, if there is one."""
-        if not self.free(lane):
+        if self._running[lane] >= self._limits[lane] + self._extra[lane]:
             return False
         self._running[lane] += 1
         self._begun[lane] += 1
@@ -65,33 +62,38 @@ class Lanes:
 
     def take(self) -> Job | None:
         """Takes the first job that may run, with its place."""
-        for lane in Lane:
-            if self.queues[lane] and self.claim(lane):
-                return self.queues[lane].popleft()
+        for lane, queue in enumerate(self.queues):
+            if queue and self.claim(lane):
+                return queue.popleft()
+        if self.put_off and self.claim(self.put_off[0][0]):
+            return self.put_off.popleft()
         return None
 
     @property
     def startable(self) -> bool:
         """Whether a job is queued that may run."""
-        return any(self.queues[lane] and self.free(lane) for lane in Lane)
+        for lane, queue in enumerate(self.queues):
+            if queue and self.free(lane):
+                return True
+        return bool(self.put_off) and self.free(self.put_off[0][0])
 
     @property
     def crowded(self) -> bool:
         """Whether jobs are queued in a lane whose limit may have to grow."""
         return bool(self.queues[Lane.HANDLER] or self.queues[Lane.FREE])
 
-    def end(self, lane: Lane) -> None:
+    def end(self, lane: int) -> None:
         """Gives a place back: the job has ended."""
         self._running[lane] -= 1
         self._begun[lane] -= 1
         self.ended[lane] += 1
 
-    def lend(self, lane: Lane) -> bool:
+    def lend(self, lane: int) -> bool:
         """Gives a place back for a while: the job waits. Returns whether a queued one may now start."""
         self._running[lane] -= 1
         return bool(self.queues[lane])
 
-    def reclaim(self, lane: Lane) -> None:
+    def reclaim(self, lane: int) -> None:
         """Takes a place that was lent back, also where that makes one too many."""
         self._running[lane] += 1
 
@@ -124,6 +126,6 @@ class Lanes:
         """Returns counts: running handlers, queued jobs, jobs ended."""
         return {
             "running": self._running[Lane.HANDLER],
-            "queued": sum(map(len, self.queues)),
+            "queued": sum(map(len, self.queues)) + len(self.put_off),
             "ended": sum(self.ended),
         }

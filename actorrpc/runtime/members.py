@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from actorrpc.errors import NotAMemberError, WorkerLostError
-from actorrpc.runtime.lanes import Job, Lane
+from actorrpc.runtime.lanes import Lane
 from actorrpc.runtime.peers import Peer, Standing
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class Members:
         if standing is Standing.LOST and worker.open and not worker.ending:
             log.warning("%s: lost %s: %s", worker.record.name, peer.record, reason)
         worker.calls.fail_all_to(number, lambda: self.lost_error(peer, "the call may or may not have run"))
-        worker.crew.submit(Job(Lane.CONTROL, self._tell_watchers, peer))
+        worker.crew.submit((Lane.CONTROL, self._tell_watchers, peer))
 
     def _tell_watchers(self, peer: Peer) -> None:
         for watcher in list(self.watchers):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from actorrpc.runtime.handling import NO_CONTEXT
 from actorrpc.wire.envelope import HEADER_SIZE, Flag, Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Sequence, Sized
 
     import torch
 
@@ -18,27 +18,26 @@ if TYPE_CHECKING:
     from actorrpc.wire.envelope import Frame
 
 
-class Outgoing(NamedTuple):
-    """What the header of a message says, but for who sends it; the fields are those of `envelope.Header`."""
-
-    kind: int
-    flags: int
-    call: int
-    creator: int
-    local: int
-    chain: int
-    context: int
-    remaining: float
+Outgoing: TypeAlias = tuple[int, int, int, int, int, int, int, float]
+"""What the header of a message says, but for who sends it: kind, flags, call, creator, local, chain, context and
+remaining, as in `envelope.Header`.
+"""
 
 
 class Trace(Protocol):
     """Takes down the tensors of one message, in an autograd context.
 
+    As a context manager: the message leaves in the block, and is recorded at its end, unless that is an exception.
+
     Attributes:
         context: the context's id.
+        tensors: those that were taken.
     """
 
     context: int
+
+    @property
+    def tensors(self) -> Sized: ...
 
     def add(self, tensor: torch.Tensor) -> object:
         """Takes a tensor that is being written; returns a mark that is written with it."""
@@ -47,7 +46,11 @@ class Trace(Protocol):
         """Takes a tensor that was just read, with its mark. It requires no grad yet."""
 
     def seal(self) -> None:
-        """Records them: the message is written, or read, as a whole."""
+        """Records them: the message was read as a whole."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, *_: object) -> None: ...
 
     def undo(self) -> None:
         """Forgets them: the message is written anew."""
@@ -92,13 +95,10 @@ class Parcel:
         """
         return NO_CONTEXT if self.trace is None else self.trace.context
 
-    @classmethod
-    def opening(cls, worker: Worker, peer: int, context: int) -> Parcel:
-        """Makes the one of a message that is about to be read."""
-        parcel = cls(worker, peer)
-        if context != NO_CONTEXT and worker.tracer is not None:
-            parcel.trace = worker.tracer.receiving(context, peer)
-        return parcel
+    def open(self, context: int) -> None:
+        """Prepares for reading a message, of some context."""
+        if context != NO_CONTEXT and self.worker.tracer is not None:
+            self.trace = self.worker.tracer.receiving(context, self.peer)
 
     def opened(self, value: Any) -> Any:
         """Returns what was read, after its tensors were recorded."""
@@ -188,7 +188,10 @@ class Message:
         """
         frames, self.frames = self.frames, ()
         payload = [memoryview(frames[0])[HEADER_SIZE:], *frames[1:]]
-        parcel = Parcel.opening(self.worker, self.caller, self.context)
+        parcel = Parcel(self.worker, self.caller)
+        if self.context == NO_CONTEXT:
+            return self.worker.codec.loads(payload, parcel)
+        parcel.open(self.context)
         return parcel.opened(self.worker.codec.loads(payload, parcel))
 
     def reply(self, value: object) -> None:

@@ -11,10 +11,12 @@ from actorrpc.wire.envelope import MARK, Flag, Kind, pack_fields
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from actorrpc.runtime.message import Outgoing
+    from actorrpc.runtime.message import Outgoing, Trace
     from actorrpc.runtime.peers import Peer
     from actorrpc.runtime.worker import Worker
     from actorrpc.wire.envelope import Frame
+
+_MEMBER = Standing.MEMBER
 
 
 class Outbox:
@@ -27,12 +29,18 @@ class Outbox:
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
 
-    def emit(self, to: int, out: Outgoing, frames: Sequence[Frame], hold: bool = False) -> None:
-        """Sends a message whose payload is written. `hold`: whether it may wait for more (TR6).
+    def emit(
+        self, to: int, out: Outgoing, frames: Sequence[Frame], hold: bool = False, trace: Trace | None = None
+    ) -> None:
+        """Sends a message whose payload is written. `hold`: whether it may wait for more (TR6); `trace`: its own.
 
         Raises:
             NotAMemberError, WorkerLostError: it was not sent.
         """
+        if trace is not None and trace.tensors:
+            with trace:
+                self.emit(to, out, frames, hold)
+            return
         worker = self._worker
         if not worker.open:
             raise NotAMemberError(f"no calls any more through {worker}: {worker.closed_because}")
@@ -44,7 +52,7 @@ class Outbox:
             worker.take(own)
             return
         peer = worker.peers.get(to)
-        if peer is None or not peer.dialled or peer.standing is not Standing.MEMBER:
+        if peer is None or not peer.dialled or peer.standing is not _MEMBER:
             peer = worker.members.reach(to)
         with peer.lock:
             if peer.busy:  # this thread is in the midst of a send: a finalizer of the user's sends
@@ -62,7 +70,7 @@ class Outbox:
         """Sends a message to a peer, numbered; under its lock."""
         worker, to = self._worker, peer.record.id
         kind, flags, call, *rest = out
-        if peer.leaving and kind <= Kind.TELL and not flags & Flag.CONTROL and out.chain >> 40 != to:
+        if peer.leaving and kind <= Kind.TELL and not flags & Flag.CONTROL and out[5] >> 40 != to:
             raise worker.members.lost_error(peer, "the message was not sent")
         peer.sent += 1
         if kind <= Kind.TELL and not flags & Flag.CONTROL:

@@ -26,12 +26,12 @@ from actorrpc.runtime.handling import NO_CONTEXT, Handling, here
 from actorrpc.runtime.keeper import Keeper
 from actorrpc.runtime.lanes import Job, Lane
 from actorrpc.runtime.members import Members
-from actorrpc.runtime.message import Message, Outgoing, Parcel
+from actorrpc.runtime.message import Message, Parcel
 from actorrpc.runtime.outbox import Outbox
 from actorrpc.runtime.patience import Patience
 from actorrpc.runtime.peers import Standing
 from actorrpc.wire import envelope
-from actorrpc.wire.codec import Codec, mentions_main
+from actorrpc.wire.codec import NONE, Codec, mentions_main
 from actorrpc.wire.envelope import HEADER_SIZE, MARK, Flag, Kind, context_of
 from actorrpc.wire.failures import read_failure, write_failure
 from actorrpc.wire.salvage import salvage
@@ -52,7 +52,10 @@ failures = logging.getLogger("actorrpc.failures")
 """What handlers raise, which its callers are told in any case; at level INFO, so that it is not shown by default."""
 
 _NEVER = float("inf")
+_MEMBER = Standing.MEMBER
 _unpack = envelope._LAYOUT.unpack_from
+_NOTHING: Sequence[Frame] = (NONE,)
+_NOTHING_SIZE = HEADER_SIZE + len(NONE)
 
 
 class Worker:
@@ -134,10 +137,7 @@ class Worker:
         if context != NO_CONTEXT and self.tracer is not None:
             parcel.trace = self.tracer.sending(context, to)
         try:
-            frames = self.codec.dumps(body, parcel, by_value=by_value or self._has_another_main(to))
-            if parcel.trace is not None:
-                parcel.trace.seal()
-            return frames, parcel
+            return self.codec.dumps(body, parcel, by_value=by_value or self._has_another_main(to)), parcel
         except BaseException:
             parcel.restart()
             if parcel.failure is not None:
@@ -201,25 +201,20 @@ class Worker:
             to, target, frames, timeout, what, parcel, again, then, note, flags, None, context, number
         )
 
-    def tell(
-        self, to: int, target: tuple[int, int], body: object, *, control: bool = False, idle: bool = False
-    ) -> None:
+    def tell(self, to: int, target: tuple[int, int], body: object, *, control: bool = False) -> None:
         """Sends a message that is not answered. Raises as `request` does.
 
         Arguments:
             to, target, body: see `request`.
             control: see `Flag.CONTROL`.
-            idle: it is in no hurry: it may wait a TICK, to leave together with a later one (TR6).
         """
         frames, parcel = self.write(body, to, NO_CONTEXT if control else _context_here())
         context = parcel.context
         frames = snapshot(frames)
         try:
             flags = (Flag.REFS if parcel.refs else 0) | (Flag.CONTROL if control else 0)
-            out = Outgoing(Kind.TELL, flags, self.calls.next_id(), *target, self.chain(), context, _NEVER)
-            self.emit(to, out, frames, idle)
-            if idle:
-                self.crew.wake_keeper()
+            out = (Kind.TELL, flags, self.calls.next_id(), *target, self.chain(), context, _NEVER)
+            self.emit(to, out, frames, False, parcel.trace)
         except BaseException:
             parcel.restart()
             raise
@@ -254,12 +249,12 @@ class Worker:
         except Exception:
             data = envelope.read_greeting(frames)
             if data is not None:
-                return Job(Lane.CONTROL, self._greeting, data)
+                return (Lane.CONTROL, self._greeting, data)
             log.debug("%s: dropped %d bytes that are no message", self.record.name, envelope.size_of(frames))
             return None
         if caller != self.id or incarnation != self.record.incarnation:
             peer = self.peers.get(caller)
-            if peer is None or peer.record.incarnation != incarnation or peer.standing is not Standing.MEMBER:
+            if peer is None or peer.record.incarnation != incarnation or peer.standing is not _MEMBER:
                 self.members.keep_early(frames)
                 return None
             peer.seen += 1
@@ -277,7 +272,7 @@ class Worker:
             cell = self.cells.get((creator, local), self.fallback)
             if cell is None:
                 message.cell = _NO_CELL
-                return Job(Lane.FREE, self.perform, message)
+                return (Lane.FREE, self.perform, message)
             return cell.accept(message)
         if kind == Kind.REPLY or kind == Kind.ERROR:
             return self.calls.answered(call_id, caller, kind == Kind.ERROR, flags, frames, number)
@@ -323,6 +318,9 @@ class Worker:
 
     def answer(self, message: Message, value: object) -> None:
         """Sends the reply to a message."""
+        if value is None:
+            self._answer(message, Kind.REPLY, 0, _NOTHING)
+            return
         try:
             frames, parcel = self.write(value, message.caller, message.context)
         except BaseException as e:
@@ -343,13 +341,13 @@ class Worker:
         self._answer(message, Kind.ERROR, flags, write_failure(error, str(self), self.codec, by_value))
 
     def _answer(
-        self, message: Message, kind: Kind, flags: int, frames: Sequence[Frame], parcel: Parcel | None = None
+        self, message: Message, kind: int, flags: int, frames: Sequence[Frame], parcel: Parcel | None = None
     ) -> None:
-        out = Outgoing(
+        out = (
             kind, flags, message.call, message.creator, message.local, message.chain, message.context, _NEVER
         )
         try:
-            self.emit(message.caller, out, frames, self.crew.may_hold())
+            self.emit(message.caller, out, frames, self.crew.may_hold(), parcel.trace if parcel is not None else None)
         except ActorRPCError as e:
             log.debug("%s: an answer to rank %d could not leave: %s", self.record.name, message.caller, e)
             if parcel is not None:
@@ -380,8 +378,11 @@ class Worker:
             del error  # else it and this frame would keep each other, and the caller's frames, until a collection
 
     def _load(self, frames: Sequence[Frame], peer: int, refs: bool) -> Any:
+        if len(frames[0]) == _NOTHING_SIZE and frames[0][HEADER_SIZE:] == NONE:
+            return None
         payload = [memoryview(frames[0])[HEADER_SIZE:], *frames[1:]]
-        parcel = Parcel.opening(self, peer, context_of(frames[0]))
+        parcel = Parcel(self, peer)
+        parcel.open(context_of(frames[0]))
         try:
             if torch.is_inference_mode_enabled():
                 with torch.inference_mode(False):

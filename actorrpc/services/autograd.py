@@ -10,7 +10,6 @@ import torch
 from actorrpc.errors import ActorRPCError, RemoteError
 from actorrpc.runtime.handling import NO_CONTEXT, here, in_context
 from actorrpc.runtime.lanes import Job, Lane
-from actorrpc.runtime.message import Outgoing
 from actorrpc.runtime.worker import snapshot
 from actorrpc.services.contexts import Contexts, creator_of
 from actorrpc.services.ids import AUTOGRAD
@@ -30,13 +29,16 @@ if TYPE_CHECKING:
     from actorrpc.services.passes import Grads
 
 _NEVER = float("inf")
+_NO_PASS = 0
+"""Where a header says the pass: no pass has this id."""
 
 
 class Autograd:
     """The actor.
 
-    It receives: gradients of a message (a tell whose header names context, pass and message), requests to begin a pass,
-    and tells: release a context, tell me of its end, a pass has failed, end a pass.
+    It receives: gradients of a message (a tell whose header names context, pass and message), the end of a context (a
+    tell whose header says all, see `_tell_end`), requests to begin a pass, and tells: tell me of a context's end, a
+    pass has failed, end a pass.
     """
 
     def __init__(self, worker: Worker) -> None:
@@ -82,45 +84,43 @@ class Autograd:
         """Takes a message in; gradients go straight to whoever waits for them, who reads them."""
         message.cell = self
         if message.context == NO_CONTEXT:
-            return Job(Lane.CONTROL, self.worker.perform, message)
+            return (Lane.CONTROL, self.worker.perform, message)
+        if message.chain == _NO_PASS:
+            self.worker.crew.put_off((Lane.CONTROL, self._ended, message))
+            return None
         context = self.contexts.join(message.context)
         if context is None:
             if message.wants_answer:
-                return Job(Lane.CONTROL, self.worker.perform, message)
+                return (Lane.CONTROL, self.worker.perform, message)
             return None  # late: its context is over
         if not message.wants_answer:
             known = context.passes.get(message.chain)
             if known is not None:
+                message.context = NO_CONTEXT  # it is no part of the context itself
                 known.deliver(message)
             return None
         known = self._pass(context, message.chain)
         if known.claimed:
-            return Job(Lane.CONTROL, self.worker.perform, message)
+            return (Lane.CONTROL, self.worker.perform, message)
         known.claimed = True
-        return Job(Lane.FREE, self._take_part, (known, message))
+        message.cell = _Part(known)
+        return (Lane.FREE, self.worker.perform, message)
 
     def _pass(self, context: Context, number: int) -> Pass:
         return context.passes.get(number) or context.passes.setdefault(number, Pass(self, context, number))
-
-    def _take_part(self, what: tuple[Pass, Message]) -> None:
-        known, message = what
-        message.cell = _Part(known)
-        self.worker.perform(message)
 
     def run(self, message: Message) -> None:
         """Handles what is short."""
         here.context = NO_CONTEXT
         if message.wants_answer:  # to begin a pass that has begun, or whose context is over
-            self.contexts.get(message.context).passes[message.chain].begun_by(message.caller, message.load())
+            begun, message.context = self.contexts.get(message.context).passes[message.chain], NO_CONTEXT
+            begun.begun_by(message.caller, message.load())
             message.reply(None)
             return
         verb, context_id, *rest = message.load()
-        if verb == "release":
-            self._release(context_id, rest[0], message.caller)
-            return
         if verb == "tell me":
             if not self.contexts.touch(context_id, message.caller):
-                self.tell(message.caller, ("release", context_id, 0))
+                self._tell_end(message.caller, context_id, 0)
             return
         context = self.contexts.join(context_id)
         if context is None:
@@ -134,13 +134,18 @@ class Autograd:
             error = RemoteError(f"the backward pass ended with {error!r}", type_name=type(error).__qualname__)
         known.fail(error)
 
+    def _ended(self, message: Message) -> None:
+        self._release(message.context, message.call, message.caller)
+
     def _release(self, context_id: int, lowest: int, teller: int) -> None:
         ended = self.contexts.end(context_id, lowest)
         if ended is not None:
             for running in ended.passes:  # one that has failed elsewhere: the news of that can come later, or never
-                running.aborted(teller)
-            for peer in ended.peers - {teller}:
-                self.tell(peer, ("release", context_id, ended.lowest), idle=True)
+                if not running.over:
+                    running.aborted(teller)
+            for peer in ended.peers:
+                if peer != teller:
+                    self._tell_end(peer, context_id, ended.lowest)
 
     def _doubt(self, context_id: int) -> None:
         """Asks a context's creator to tell of its end, since whoever would have done so is gone."""
@@ -162,12 +167,24 @@ class Autograd:
 
     # -- sending
 
-    def tell(self, peer: int, body: object, *, idle: bool = False) -> None:
-        """Tells another worker's actor something, if it is still there. `idle`: see `Worker.tell`."""
+    def tell(self, peer: int, body: object) -> None:
+        """Tells another worker's actor something, if it is still there."""
         try:
-            self.worker.tell(peer, AUTOGRAD, body, control=True, idle=idle)
+            self.worker.tell(peer, AUTOGRAD, body, control=True)
         except ActorRPCError:
             pass  # whoever was lost has no part any more
+
+    def _tell_end(self, peer: int, context_id: int, lowest: int) -> None:
+        """Tells another worker that a context is over, and all of its creator with counters below `lowest`.
+
+        There is one for each training step, so it is no pickle, and leaves with the next message or a TICK later (TR6).
+        """
+        out = (Kind.TELL, Flag.CONTROL, lowest, *AUTOGRAD, _NO_PASS, context_id, _NEVER)
+        try:
+            self.worker.emit(peer, out, (b"",), True)
+        except ActorRPCError:
+            return
+        self.worker.crew.wake_keeper()
 
     def send_begin(self, begun: Pass, peer: int, body: object) -> None:
         """Has a worker begin its part in a pass. Raises as `Worker.request` does."""
@@ -177,7 +194,7 @@ class Autograd:
 
         def note(call: Call) -> None:
             if call.failed:
-                worker.crew.submit(Job(Lane.CONTROL, begun.begun_failed, call))
+                worker.crew.submit((Lane.CONTROL, begun.begun_failed, call))
             else:  # at once: a job would cost two changes of threads
                 begun.one_done(call.peer)
 
@@ -190,7 +207,7 @@ class Autograd:
         """Sends the gradients of a message to its sender; None for a message that was never read here."""
         worker = self.worker
         frames = snapshot(worker.write(grads, peer)[0])
-        out = Outgoing(Kind.TELL, Flag.CONTROL, number, *AUTOGRAD, begun.id, begun.context.id, _NEVER)
+        out = (Kind.TELL, Flag.CONTROL, number, *AUTOGRAD, begun.id, begun.context.id, _NEVER)
         worker.emit(peer, out, frames)
 
     def report(self, failed: Pass, error: BaseException) -> None:
@@ -209,8 +226,8 @@ class _Part:
         raise AssertionError("it is never registered")
 
     def run(self, message: Message) -> None:
-        begun, service = self._begun, message.worker.services[Autograd]
-        here.context = NO_CONTEXT
+        begun = self._begun
+        here.context = message.context = NO_CONTEXT  # the pass's own messages, and those of hooks, are no part
         try:
             begun.begun_by(message.caller, message.load())
             begun.conduct([])
@@ -219,7 +236,7 @@ class _Part:
         except BaseException as e:
             if message.caller == begun.root:
                 raise
-            service.report(begun, e)
+            message.worker.services[Autograd].report(begun, e)
         message.reply(None)
 
 

@@ -12,7 +12,7 @@ import threading
 from typing import TYPE_CHECKING, NamedTuple
 
 from actorrpc.runtime.peers import Standing
-from actorrpc.services.recording import ReceivingTrace, SendingTrace, new_token
+from actorrpc.services.recording import BASE, ReceivingTrace, SendingTrace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from actorrpc.services.passes import Pass
     from actorrpc.services.recording import Received, Sent
 
+_MEMBER = Standing.MEMBER
 _BITS = 48
 _COUNTERS = (1 << _BITS) - 1
 
@@ -33,8 +34,8 @@ class Context:
 
     Attributes:
         id: the context's id.
-        lock: taken to record.
-        token, base: the last one, and the first; see `recording`.
+        lock: taken to record, and to use up what was recorded.
+        token: the last one; see `recording`.
         sent: the messages that left, by their numbers.
         received: (sender, number) of those that came.
         last: by the other end of a message: whether the last one came (True) or left (False).
@@ -44,13 +45,15 @@ class Context:
         passes: those that this worker took part in, by their ids.
         began: the `Contexts.clock` when this worker's part began, before it can have used a parameter.
         over: whether it has ended here; nothing is recorded any more.
+        apart: whether tensors came that are not on the CPU: the engine has other threads for their part of the graph.
     """
 
     def __init__(self, number: int, worker: Worker, leaves: Leaves, numbers: itertools.count[int], began: int) -> None:
         self.id, self.began = number, began
         self._worker, self._leaves, self._numbers = worker, leaves, numbers
-        self.lock = threading.Lock()
-        self.over = False
+        # Reentrant: the collector may run a finalizer of the user's, which sends, in the midst of what it guards.
+        self.lock = threading.RLock()
+        self.over = self.apart = False
         self.generation = 0
         self.touched: set[int] = set()
         self.grads: dict[torch.Tensor, torch.Tensor] = {}
@@ -59,7 +62,7 @@ class Context:
 
     def renew(self) -> None:
         """Begins a new graph."""
-        self.base = self.token = new_token().requires_grad_()
+        self.token = BASE
         self.sent: dict[int, Sent] = {}
         self.received: set[tuple[int, int]] = set()
         self.last: dict[int, bool] = {}
@@ -202,7 +205,7 @@ class Contexts:
 
     def _is_member(self, peer: int) -> bool:
         known = self._worker.peers.get(peer)
-        return known is not None and known.standing is Standing.MEMBER
+        return known is not None and known.standing is _MEMBER
 
     def end(self, number: int, lowest: int = 0) -> Ended | None:
         """Ends this worker's part in a context.
@@ -245,18 +248,18 @@ class Contexts:
         found = self._known.get(number)
         if found is None:
             return False
-        with found.lock:
-            found.touched.add(peer)
-            return not found.over
+        found.touched.add(peer)  # before it asks: its end first says that it is over, and then looks whom to tell
+        return not found.over
 
     # -- the tracer
 
     def sending(self, context: int, peer: int) -> SendingTrace | None:
         """See `Tracer`."""
         found = self.join(context)
-        if found is None or not self.touch(context, peer):
+        if found is None:
             return None
-        return SendingTrace(found, peer)
+        found.touched.add(peer)  # see `touch`
+        return None if found.over else SendingTrace(found, peer)
 
     def receiving(self, context: int, peer: int) -> ReceivingTrace | None:
         """See `Tracer`."""

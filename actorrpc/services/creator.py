@@ -33,7 +33,7 @@ class _Creator:
     def accept(self, message: Message) -> Job | None:
         message.cell = self
         self._service.reserve(message)
-        return Job(Lane.HANDLER, self._service.worker.perform, message)
+        return (Lane.HANDLER, self._service.worker.perform, message)
 
     def run(self, message: Message) -> None:
         with keeping(message) as give:
@@ -44,14 +44,12 @@ class _Creator:
 
 @contextlib.contextmanager
 def keeping(message: Message) -> Iterator[Callable[[Any], None]]:
-    """Gives what is to be called with a message's result: it answers, or puts the result in its place first.
+    """Gives what is to be called with the result of a message whose result stays here: it puts it in its place.
 
     An error inside goes to that place, too.
     """
     kept = message.kept
-    if kept is None:
-        yield message.reply
-        return
+    assert kept is not None
 
     def give(value: Any) -> None:
         message.reply(None)  # first, so that the reference is confirmed before any use of it is answered

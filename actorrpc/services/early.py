@@ -68,7 +68,7 @@ class Early:
         entry.adopt(self._messages.pop(ref, ()))
         for fork, message in self._records.pop(ref, ()):
             self._service.record(entry, fork, message.caller)
-            self._service.worker.crew.submit(Job(Lane.CONTROL, lambda m: m.reply(None), message))
+            self._service.worker.crew.submit((Lane.CONTROL, lambda m: m.reply(None), message))
 
     def clear(self) -> None:
         """Forgets all."""
@@ -79,7 +79,7 @@ class Early:
         with self._service.door:
             messages = self._messages.pop(ref, [])
         for message in messages:
-            self._service.worker.crew.submit(Job(Lane.FREE, self._service.worker.perform, message))
+            self._service.worker.crew.submit((Lane.FREE, self._service.worker.perform, message))
 
     def _give_up_records(self, ref: Id) -> None:
         with self._service.door:

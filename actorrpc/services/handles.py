@@ -97,7 +97,7 @@ class Entry:
     def _job(self, message: Message) -> Job | None:
         if self.mailbox is not None:
             return self.mailbox.accept(message)
-        return Job(Lane.HANDLER, self._service.worker.perform, message)
+        return (Lane.HANDLER, self._service.worker.perform, message)
 
     def fill(self, value: Any, error: BaseException | None = None) -> None:
         """Puts the object, or the error of its creation, in; lets in what has waited for it. The first time counts."""
@@ -147,16 +147,22 @@ class Entry:
         """Runs a method. Instead of its name there may be the name with what is to be done around it, a function to
         call with the object, or None for a copy.
         """
-        with keeping(message) as give:
-            method, args, kwargs = message.load()
-            if isinstance(method, str):
-                invoke(message, self._method(method), args, kwargs, give)
-            elif isinstance(method, Dressed):
-                invoke(message, method.around(self._method(method.name)), args, kwargs, give)
-            elif method is None:
-                give(self.value)
-            else:
-                give(method(self.value, *args, **kwargs))
+        if message.kept is None:
+            self._call(message, message.reply)
+        else:
+            with keeping(message) as give:
+                self._call(message, give)
+
+    def _call(self, message: Message, give: Callable[[Any], None]) -> None:
+        method, args, kwargs = message.load()
+        if isinstance(method, str):
+            invoke(message, self._method(method), args, kwargs, give)
+        elif method is None:
+            give(self.value)
+        elif isinstance(method, Dressed):
+            invoke(message, method.around(self._method(method.name)), args, kwargs, give)
+        else:
+            give(method(self.value, *args, **kwargs))
 
     def _method(self, name: str) -> Callable[..., Any]:
         """Returns a method of the object.
@@ -165,7 +171,9 @@ class Entry:
             AttributeError: it has no attribute of this name.
             TypeError: it has, but that cannot be called.
         """
-        value = self.value
+        if self._error is not None:
+            self.check()
+        value = self._value
         method = getattr(value, name)
         if not callable(method):
             raise TypeError(
@@ -304,7 +312,7 @@ def _settle(worker: Worker, future: Future[None], error: BaseException | None) -
     """Completes a future of a creation, on a thread on which callbacks may run."""
 
     if worker.open:
-        worker.crew.submit(Job(Lane.FREE, lambda _: _complete(future, error), None))
+        worker.crew.submit((Lane.FREE, lambda _: _complete(future, error), None))
     else:
         _complete(future, error)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from actorrpc.errors import ActorRPCError, NotAMemberError, RPCTimeoutError
 from actorrpc.runtime.cells import ServiceCell
-from actorrpc.runtime.lanes import Job, Lane
+from actorrpc.runtime.lanes import Lane
 from actorrpc.runtime.peers import Standing
 from actorrpc.services import creator
 from actorrpc.services.early import Early
@@ -179,7 +179,7 @@ class Objects:
                 else:
                     self._confirm_later(held)
                 # In any case: a parent that is never told would be kept for ever.
-                self.worker.crew.submit(Job(Lane.CONTROL, lambda _: self._tell(parent, ("accept", fork)), None))
+                self.worker.crew.submit((Lane.CONTROL, lambda _: self._tell(parent, ("accept", fork)), None))
 
             try:
                 handle.creation = self.worker.request(
@@ -379,7 +379,7 @@ class Objects:
         """Says that nobody holds an object any more, if so; not under the door, since its finalizers may run here."""
         if self.released is not None and entry.mailbox is not None and not (entry.used or entry.let_go):
             entry.let_go = True
-            self.worker.crew.submit(Job(Lane.FREE, self._say_released, entry))
+            self.worker.crew.submit((Lane.FREE, self._say_released, entry))
 
     def _say_released(self, entry: Entry) -> None:
         if entry.used:  # somebody has got hold of it again

@@ -18,11 +18,13 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.autograd.graph import GradientEdge
 
 from actorrpc.errors import RPCTimeoutError, WorkerLostError
 from actorrpc.runtime.completion import Completion
-from actorrpc.services.leaves import add, first_nodes, graph_task
-from actorrpc.services.recording import new_token
+from actorrpc.services import engine
+from actorrpc.services.leaves import add
+from actorrpc.services.recording import SEND_NODE
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -33,7 +35,6 @@ if TYPE_CHECKING:
     from actorrpc.services.contexts import Context
     from actorrpc.services.recording import Received, Sent
 
-_SEED = new_token()
 Grads = list[torch.Tensor | None]
 """The gradients of a message's tensors; None for one that nothing used."""
 
@@ -62,6 +63,7 @@ class Pass:
         grads: what it gave, by leaf.
         claimed: whether a thread is on its way to run it.
         engaged: the workers that are known to take part without being begun from here.
+        task: the engine's number of the run for it; -1 where none is known.
     """
 
     def __init__(self, service: Autograd, context: Context, number: int) -> None:
@@ -70,7 +72,7 @@ class Pass:
         self.claimed = False
         self._door = threading.Lock()
         self._opened = self._retain = False
-        self._task = -1
+        self.task = -1
         self._slots: dict[int, _Slot] = {}
         self._error: BaseException | None = None
         self._begun: set[int] = set()
@@ -93,6 +95,11 @@ class Pass:
         """Whether it has begun here and not ended."""
         return self._opened and not self._ended and self._error is None
 
+    @property
+    def over(self) -> bool:
+        """Whether it has ended here without an error."""
+        return self._ended
+
     def open(self, retain: bool) -> None:
         """Takes hold of what was recorded until now. May be called twice."""
         context = self.context
@@ -101,7 +108,7 @@ class Pass:
                 return
             self._opened, self._retain = True, retain
             self._generation = context.generation
-            self._base, self._token = context.base, context.token
+            self._token = context.token
             self._sent, self._received, self._last = context.sent, context.received, context.last
             if retain:
                 self._sent, self._received, self._last = dict(self._sent), set(self._received), dict(self._last)
@@ -120,15 +127,23 @@ class Pass:
         """
         me = self._service.worker.id
         try:
-            self._give_nothing(me, but=frozenset(number for sender, number in self._received if sender == me))
+            if me in self._last:
+                self._give_nothing(me, but=frozenset(number for sender, number in self._received if sender == me))
             for peer, came in self._last.items():
                 if not (came or peer == me or peer in self.engaged):
                     self.begin(peer)
-            self._run_engine(roots)
-            with self.context.lock:
-                for leaf, grad in self.grads.items():
-                    self.context.grads[leaf] = add(self.context.grads.get(leaf), grad)
-            self.grads = {}
+            known = self._known()
+            token = self._token if known is None else None
+            engine.run(self, self._service.leaves, roots, token, known or (), self._retain, self.context.apart)
+            if self.grads:
+                with self.context.lock:
+                    before = self.context.grads
+                    if before:
+                        for leaf, grad in self.grads.items():
+                            before[leaf] = add(before.get(leaf), grad)
+                    else:
+                        self.context.grads = self.grads
+                self.grads = {}
             self.one_done(me)
             self._wait(self._all_done)
             self._ended = True
@@ -136,42 +151,51 @@ class Pass:
             self.fail(e)
             raise
         finally:
-            del self._token, self._base
+            del self._token
             self._sent = {}
             if self._error is not None:
                 # Its traceback holds the graph, whose first node holds the pass: no collector sees through that.
                 self._error = Aborted("the pass has failed")
 
-    def _run_engine(self, roots: Sequence[torch.Tensor]) -> None:
-        leaves, outputs = self._service.leaves, (self._token, *roots)
-        firsts = first_nodes(outputs)
-        ties = [node.register_prehook(self._tie) for node in firsts]  # before those on leaves, which may be among them
-        kept = leaves.hold(self._base, firsts)
-        try:
-            # What torch.autograd.backward does, but for its checks, which are made; given gradients, it imports sympy.
-            seeds = _SEED, *map(torch.ones_like, roots)
-            torch.autograd.graph._engine_run_backward(
-                outputs, seeds, self._retain, False, (), allow_unreachable=True, accumulate_grad=True
-            )
-        finally:
-            for tie in ties:
-                tie.remove()
-            leaves.release(self, kept)
-            leaves.running.pop(self._task, None)
+    def _known(self) -> list[tuple[GradientEdge, torch.Tensor]] | None:
+        """Where no message was read, and the gradients of all that were sent are there, nothing will be waited for, nor
+        answered: the engine may begin at what was sent. Returns where, and with what gradients; None otherwise.
+        """
+        if self._received or self._error is not None:
+            return None
+        found = []
+        node: Any = self._token.grad_fn
+        while type(node) is SEND_NODE:
+            sent: Sent = node.sent
+            slot = self._slots.get(sent.number)
+            if slot is None or not slot.done or sent.number not in self._sent:
+                return None
+            (node, _), *edges = node.next_functions
+            found.append((edges, slot, sent))
+        return [
+            (GradientEdge(start, place), grad)
+            for edges, slot, sent in found
+            for (start, place), grad in zip(edges, self._taken(slot, sent), strict=True)
+            if grad is not None and start is not None
+        ]
 
-    def _tie(self, _: Any) -> None:
-        """Ties the engine's graph task to the pass, at its first node."""
-        self._task = graph_task()
-        self._service.leaves.running[self._task] = self
+    def tie(self, task: int) -> None:
+        """Ties a graph task of the engine to the pass; called at the first node."""
+        self.task = task
+        self._service.leaves.running[task] = self
 
     def gradients_of(self, sent: Sent) -> Grads:
         """Waits for the gradients of a message; called by the engine."""
         if sent.number not in self._sent:
             raise _used_up()
         slot = self._slot(sent.number)
-        self._waits = sent
-        self._wait(slot)
-        self._waits = None
+        if self._error is not None or not slot.done:
+            self._waits = sent
+            self._wait(slot)
+            self._waits = None
+        return self._taken(slot, sent)
+
+    def _taken(self, slot: _Slot, sent: Sent) -> Grads:
         message, slot.message = slot.message, None
         if message is not None:
             slot.grads = message.load()
@@ -213,8 +237,8 @@ class Pass:
                 raise self._error
             self._begun.add(peer)
             self._unfinished.add(peer)
-        sent = [n for n, message in self._sent.items() if message.peer == peer]
-        read = [n for sender, n in self._received if sender == peer]
+        sent = [n for n, message in self._sent.items() if message.peer == peer] if self._sent else []
+        read = {n for sender, n in self._received if sender == peer}
         try:
             self._service.send_begin(self, peer, (self._retain, sent, read, number, grads))
         except WorkerLostError:  # it was gone before the pass began: it has no part, unless something hangs on it
@@ -246,6 +270,8 @@ class Pass:
             self._service.worker.complete(self._all_done)
 
     def _wait(self, what: Completion) -> None:
+        if what.done and self._error is None:
+            return
         worker = self._service.worker
         seconds, now = worker.timeout, worker.clock.now()
         self._waits_since = now
@@ -261,14 +287,14 @@ class Pass:
 
     # -- what comes from others
 
-    def begun_by(self, peer: int, body: tuple[bool, list[int], list[int], int, Grads | None]) -> None:
+    def begun_by(self, peer: int, body: tuple[bool, list[int], set[int], int, Grads | None]) -> None:
         """Takes what another worker says as it begins this one, for the first time or again."""
         retain, sent, read, number, grads = body
         self.open(retain)
         self.engaged.add(peer)
         if grads is not None:
             self.give(number, grads)
-        self._give_nothing(peer, but=frozenset(read))
+        self._give_nothing(peer, but=read)
         for unknown in sent:
             if (peer, unknown) not in self._received:
                 self._service.send_grads(self, peer, unknown, None)

@@ -25,6 +25,8 @@ from actorrpc.errors import DeserializationError, SerializationError, UnknownNam
 from actorrpc.wire import names, tensors
 from actorrpc.wire.message import Reading, Writing, now, owned, plain, write_late
 
+NONE: Final = b"\x80\x05N."
+"""What `dumps` writes of None."""
 Frame: TypeAlias = bytes | memoryview
 """What `dumps` returns a list of; `loads` also takes bytearrays and `zmq.Frame`s."""
 
@@ -47,7 +49,8 @@ def mentions_main(frames: Sequence[Any]) -> bool:
 
     It is a search for the module's name, so it may say yes wrongly, and does for a message written by value.
     """
-    return names.mentions_main(plain(frames[0]))
+    data = frames[0]
+    return names.mentions_main(data if type(data) is bytes else plain(data))
 
 
 class _Sink:

@@ -20,6 +20,7 @@ INLINE: Final = 32 * 1024
 """How many bytes of buffers over `TINY` a message carries in band before it takes to frames of their own."""
 
 _FIRST: Final = struct.Struct("<I")
+_PLAIN: Final = (memoryview, bytes, bytearray)
 
 
 class Writing:
@@ -105,7 +106,7 @@ def write_late(message: Writing, table: object) -> None:
 
 def plain(frame: Any) -> Any:
     """A frame as something bytes-like."""
-    return frame if isinstance(frame, bytes | bytearray | memoryview) else frame.buffer
+    return frame if isinstance(frame, _PLAIN) else frame.buffer
 
 
 def owned(frame: Any) -> bytearray | memoryview:

@@ -27,6 +27,7 @@ from actorrpc.errors import SerializationError, UnknownNameError
 MAINS: Final = ("__main__", "__mp_main__")
 _MAIN = re.compile(rb"__(?:mp_)?main__")
 _MP_MAIN = re.compile(rb"__mp_main__")
+_COPIED = 1 << 20
 
 
 _DRAWN: Final = uuid.uuid4().hex
@@ -49,6 +50,8 @@ def identity_of_main() -> str:
 
 def mentions_main(data: Any) -> bool:
     """Whether a pickle (anything bytes-like) may refer to a main module. It may say yes wrongly, never no."""
+    if type(data) is bytes and b"main__" not in data:
+        return False
     return _MAIN.search(data) is not None
 
 
@@ -56,7 +59,11 @@ def needs_alias(data: Any) -> bool:
     """Whether a pickle may refer to `__mp_main__` while this process has no such module."""
     if "__mp_main__" in sys.modules:
         return False
-    return b"__mp_main__" in data if type(data) is bytes else _MP_MAIN.search(data) is not None
+    if type(data) is not bytes:
+        if len(data) > _COPIED:
+            return _MP_MAIN.search(data) is not None
+        data = bytes(data)  # in which it is found much faster
+    return b"__mp_main__" in data
 
 
 class AliasUnpickler(pickle.Unpickler):

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("actorrpc")
 _IPC_PATH_LIMIT = 100
-_COPY_BELOW = 65536
+_COPY_BELOW = 262144
 """Bytes below which copying a frame beats handing its memory to ZeroMQ."""
 _BUNDLE = b"b\1"
 """Marks a frame that holds several messages."""

@@ -325,7 +325,7 @@ def test_nothing_is_kept_of_contexts_that_are_over_once_none_is_open() -> None:
             thread.start()
         for thread in threads:
             thread.join()
-        assert rpc.rpc_sync(1, statistics)["over"] >= 79
+        until(lambda: rpc.rpc_sync(1, statistics)["over"] >= 79, what="ends of contexts have not come")
     until(lambda: rpc.rpc_sync(1, statistics)["over"] == 0, what="contexts are remembered though all are over")
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 import actorrpc as rpc
 from actorrpc import autograd
+from actorrpc.optim import DistributedOptimizer
 from actorrpc.runtime.handling import here
 from tests.autograd.common import (
     Fails,
@@ -174,6 +175,60 @@ def test_hooks_may_call_and_may_have_a_context_of_their_own() -> None:
         assert here.context == context_id
     assert results[0] == -1
     same(results[1], [2, 3, 5])
+
+
+def weight_ref() -> rpc.RRef[Tensor]:
+    return rpc.RRef(weight())
+
+
+def watch_node(kind: str) -> None:
+    """Puts one hook on the node that accumulates this process's weight's gradient."""
+    seen.clear()
+    node = torch.autograd.graph.get_gradient_edge(weight()).node
+    register = node.register_prehook if kind == "before" else node.register_hook
+    handles.extend((register(lambda *_: seen.update([kind])), node))
+
+
+@among_three
+def test_a_hook_on_the_node_that_accumulates_runs_also_where_it_came_after_an_optimizer() -> None:
+    """An optimizer keeps that node, and passes look at the hooks that it knew there."""
+    optimizers = [DistributedOptimizer(torch.optim.SGD, [rpc.rpc_sync(1, weight_ref)], lr=0.0) for _ in "ab"]
+    x = leaf(1, 2, 4)
+
+    def go_back() -> None:
+        with autograd.context() as context_id:
+            autograd.backward(context_id, [rpc.rpc_sync(1, scaled, args=(x,)).sum()])
+            same(gradient_at(1, context_id), [1, 2, 4])
+            same(autograd.get_gradients(context_id)[x], [2, 3, 5])
+
+    found = []
+    for _ in range(3):  # with two optimizers, with one, with none
+        for kind in ("before", "after"):
+            go_back()
+            rpc.rpc_sync(1, watch_node, args=(kind,))
+            go_back()
+            found.append(rpc.rpc_sync(1, unwatch))
+            go_back()
+        del optimizers[:1]
+    assert found == [Counter(["before"]), Counter(["after"])] * 3
+
+
+@among_three
+def test_gradients_are_memory_of_their_own_and_laid_out_as_their_leaves() -> None:
+    for hooked in (False, True):  # the engine's own accumulation runs only where somebody would see it
+        x, y = torch.ones(2, 3, requires_grad=True), torch.ones(3, 2).t().requires_grad_()
+        if hooked:
+            put_accumulated_hook(x, lambda _: None)
+        with autograd.context() as context_id:
+            came = rpc.rpc_sync(1, torch.mul, args=(torch.ones(2, 3, requires_grad=True), 2))
+            autograd.backward(context_id, [((x + y) + came).sum()])
+            found = autograd.get_gradients(context_id)
+        same(found[x], torch.ones(2, 3))
+        same(found[y], torch.ones(2, 3))
+        assert found[x].stride() == (3, 1)
+        assert found[y].stride() == (1, 2)
+        found[x].mul_(5)
+        same(found[y], torch.ones(2, 3))
 
 
 # -- .grad

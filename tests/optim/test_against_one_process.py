@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 import actorrpc as rpc
 from actorrpc import autograd
@@ -219,6 +220,45 @@ def test_a_class_of_the_users_own_may_replace_data_and_keep_its_own_options() ->
     other = DistributedOptimizer(Rebinding, refs, lr=0.1)
     other.load_state_dict(ours.state_dict())
     assert other.state_dict()["state"] == {"all": 3}
+
+
+steps_seen: list[str] = []
+
+
+def watch_steps() -> None:
+    def note(optimizer: Any, *_: Any) -> None:
+        steps_seen.append(type(optimizer).__name__)
+
+    handles.extend((register_optimizer_step_pre_hook(note), register_optimizer_step_post_hook(note)))
+
+
+def steps_that_were_seen() -> list[str]:
+    for handle in handles:
+        handle.remove()
+    handles.clear()
+    found, steps_seen[:] = list(steps_seen), []
+    return found
+
+
+handles: list[Any] = []
+
+
+@inside
+def test_hooks_on_steps_are_called_on_both_sides() -> None:
+    refs = [place(0, 1, 3)]
+    optimizer = DistributedOptimizer(torch.optim.SGD, refs, lr=0.1)
+    calls: list[Any] = []
+    before = optimizer.register_step_pre_hook(lambda *_: calls.append("before"))
+    optimizer.register_step_post_hook(lambda *_: calls.append("after"))
+    step(optimizer, refs, inputs(0, [(3,)]))
+    assert calls == ["before", "after"]
+    before.remove()
+    rpc.rpc_sync(1, watch_steps)
+    step(optimizer, refs, inputs(1, [(3,)]))
+    assert calls == ["before", "after", "after"]
+    assert rpc.rpc_sync(1, steps_that_were_seen) == ["SGD", "SGD"]
+    step(optimizer, refs, inputs(2, [(3,)]))
+    assert rpc.rpc_sync(1, steps_that_were_seen) == []
 
 
 def replace_data(ref: rpc.RRef[Any]) -> None:

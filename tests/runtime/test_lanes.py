@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from actorrpc.runtime.lanes import STANDSTILL, Job, Lane, Lanes
+from actorrpc.runtime.lanes import STANDSTILL, Lane, Lanes
 
 
-def queued(lanes: Lanes, lane: Lane, count: int) -> None:
+def queued(lanes: Lanes, lane: int, count: int) -> None:
     for _ in range(count):
-        lanes.queues[lane].append(Job(lane, lambda _: None, None))
+        lanes.queues[lane].append((lane, lambda _: None, None))
 
 
 def begun(lanes: Lanes) -> int:
@@ -74,3 +74,20 @@ def test_a_lane_whose_queue_is_empty_goes_back_to_its_limit() -> None:
         lanes.end(Lane.HANDLER)
     queued(lanes, Lane.HANDLER, 3)
     assert begun(lanes) == 2
+
+
+def test_what_is_put_off_comes_after_all_that_is_queued_and_keeps_to_its_lane() -> None:
+    lanes = Lanes(2, 0.0)
+    lanes.put_off.append((Lane.CONTROL, lambda _: None, "first"))
+    lanes.put_off.append((Lane.CONTROL, lambda _: None, "second"))
+    queued(lanes, Lane.HANDLER, 1)
+    handler, first, second = lanes.take(), lanes.take(), lanes.take()
+    assert handler is not None
+    assert handler[0] == Lane.HANDLER
+    assert first is not None
+    assert first[2] == "first"
+    assert second is None  # there is one place in its lane
+    before = lanes.startable
+    lanes.end(Lane.CONTROL)
+    assert (before, lanes.startable) == (False, True)
+    assert lanes.statistics()["queued"] == 1

@@ -28,7 +28,7 @@ def test_what_is_no_header_says_what_it_is_instead() -> None:
 
 
 def test_the_first_three_bytes_of_every_message_are_for_ever() -> None:
-    for kind in Kind:
+    for kind in (Kind.REQUEST, Kind.TELL, Kind.REPLY, Kind.ERROR, Kind.GREETING):
         assert pack(HEADER._replace(kind=kind))[:3] == b"a" + bytes([PROTOCOL, kind])
     assert int(Kind.GREETING) == 5
     assert envelope.greeting(b"{}") == [b"a" + bytes([PROTOCOL, 5]), b"{}"]
