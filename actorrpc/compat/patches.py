@@ -22,6 +22,7 @@ from actorrpc.compat import (
     failures,
     futures,
     gather,
+    groups,
     profiler,
     remote_module,
     scripted,
@@ -137,6 +138,7 @@ def install() -> None:
     setattr(rref.RRef, "_serialize", rref.RRef.__reduce__)  # noqa: B010
     profiler.install()
     scripted.install()
+    groups.install()
     failures.show()
     failures.be_runtime_errors()
     children.install()
