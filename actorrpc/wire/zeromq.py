@@ -25,12 +25,14 @@ import zmq
 
 from actorrpc.errors import RendezvousError
 from actorrpc.wire import folders
+from actorrpc.wire.curve import Guard
 from actorrpc.wire.exposed import exposed
 from actorrpc.wire.folders import HeldFolder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from actorrpc.wire.curve import Keys
     from actorrpc.wire.envelope import Frame
 
 log = logging.getLogger("actorrpc")
@@ -51,16 +53,21 @@ class ZmqTransport:
         address: the local IP address to bind, without brackets.
         ipc: also listen on an `ipc` socket, for peers on this host.
         max_sockets: how many sockets the context may open.
+        keys: of the world's token: nobody without them gets in, or is sent anything. None: no token, anybody may.
 
     Raises:
         RendezvousError: this host does not have the address.
     """
 
-    def __init__(self, address: str = "127.0.0.1", *, ipc: bool = True, max_sockets: int = 65536) -> None:
+    def __init__(
+        self, address: str = "127.0.0.1", *, ipc: bool = True, max_sockets: int = 65536, keys: Keys | None = None
+    ) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, min(max_sockets, self._context.get(zmq.SOCKET_LIMIT)))
         self._inbox = self._context.socket(zmq.ROUTER)
         self._folder: HeldFolder | None = None
+        self._keys = keys
+        self._guard: Guard | None = None
         self._outboxes: dict[int, _Outbox] = {}
         self._unpacked: deque[bytes] = deque()
         self.holding = self.crowded = False
@@ -68,12 +75,12 @@ class ZmqTransport:
         self._door = threading.Lock()
         self._closed = False
         try:
+            if keys is not None:
+                self._guard = Guard(self._context, self._inbox, keys)
             self._endpoints = self._bind(address, ipc)
             self._wake_read, self._wake_write = _wake_pair()
         except BaseException:
-            self._inbox.close(0)
-            self._context.term()
-            self._remove_folder()
+            self._close_inbox()
             raise
         self._poller = zmq.Poller()
         self._poller.register(self._inbox, zmq.POLLIN)
@@ -107,13 +114,20 @@ class ZmqTransport:
     def endpoints(self) -> list[str]:
         return list(self._endpoints)
 
+    @property
+    def strangers(self) -> str:
+        """Who was turned away for want of the token, in words; "" where nobody was."""
+        return "" if self._guard is None else self._guard.strangers()
+
     def dial(self, peer: int, endpoints: Sequence[str]) -> None:
         dealer = self._context.socket(zmq.DEALER)
         dealer.setsockopt(zmq.LINGER, 0)
         dealer.setsockopt(zmq.SNDHWM, 0)
         dealer.setsockopt(zmq.RCVHWM, 0)
         dealer.setsockopt(zmq.IDENTITY, b"a" + os.urandom(12))
-        endpoint = _reachable(endpoints)
+        if self._keys is not None:
+            self._keys.show(dealer)
+        endpoint = reachable(endpoints)
         dealer.setsockopt(zmq.IPV6, int("[" in endpoint))
         dealer.connect(endpoint)
         self.hang_up(peer)
@@ -210,10 +224,15 @@ class ZmqTransport:
         self._closed = True
         for peer in list(self._outboxes):
             self.hang_up(peer, linger)
-        self._inbox.close(0)
-        self._context.term()
+        self._close_inbox()
         for fd in {self._wake_read, self._wake_write}:
             os.close(fd)
+
+    def _close_inbox(self) -> None:
+        if self._guard is not None:
+            self._guard.close()
+        self._inbox.close(0)
+        self._context.term()
         self._remove_folder()
 
     def _remove_folder(self) -> None:
@@ -299,9 +318,9 @@ def _drain(fd: int) -> None:
         os.read(fd, 4096)
 
 
-def _reachable(endpoints: Sequence[str]) -> str:
-    """Picks the first endpoint that this process can open: an ipc path may be another host's or container's."""
+def reachable(endpoints: Sequence[str]) -> str:
+    """Picks the first endpoint to use from here: an ipc path may be another host's, container's or user's."""
     for endpoint in endpoints:
-        if not endpoint.startswith("ipc://") or os.access(endpoint[6:], os.W_OK):
+        if not endpoint.startswith("ipc://") or folders.is_private(endpoint[6:]):
             return endpoint
     return endpoints[-1]
