@@ -286,7 +286,10 @@ def withdraw(
         session = _made(shown[:NAME_LIMIT], rank, options, "", 0)
         reason = f"{type(fault).__name__}: {fault}"
         hello = Hello(session.worker.record, world_size, envelope.PROTOCOL, versions_here(VERSION), withdrawn=reason)
-        session.enter(hello, options.init_timeout, None)
+        try:
+            session.enter(hello, options.init_timeout, None)
+        finally:
+            session.close(0.2)  # whoever takes it in all the same is no directory
     except Exception as e:  # it comes to this in any case
         log.debug("rank %d withdrew: %s", rank, e)
 

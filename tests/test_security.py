@@ -23,7 +23,7 @@ import zmq
 
 import actorrpc as rpc
 from actorrpc import autograd, session
-from actorrpc.errors import AuthenticationError
+from actorrpc.errors import AuthenticationError, InvalidNameError
 from actorrpc.services import sealed
 from actorrpc.wire import folders, zeromq
 from actorrpc.wire.curve import Keys
@@ -531,7 +531,7 @@ def test_a_poisoned_store_leads_nowhere(name: str, has_keys: bool, processes: Wo
     """Also where a worker only wants to say that it cannot join."""
     with closing(Impostor(method, mark, Keys.of_nobody() if has_keys else None)) as impostor:
         came = processes.on(1, attempt, 1, method, TOKEN, 20, name)
-        assert isinstance(came.error, AuthenticationError if not name else rpc.InvalidNameError)
+        assert isinstance(came.error, AuthenticationError if not name else InvalidNameError)
         assert came.took < 15
         for frames in impostor.heard:
             assert b"it has a security_token" in frames[1]
