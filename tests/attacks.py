@@ -7,6 +7,7 @@ would act on.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import random
@@ -61,6 +62,9 @@ def doors(world: World, rank: int = 0) -> list[str]:
 # -- ZeroMQ
 
 
+_keys_of = functools.cache(Keys.of)  # it takes its time
+
+
 def nothing(way: zmq.Socket[bytes], token: str) -> None:
     """A peer without CURVE."""
 
@@ -77,7 +81,7 @@ def another_token(way: zmq.Socket[bytes], token: str) -> None:
 
 def another_client(way: zmq.Socket[bytes], token: str) -> None:
     """A peer that knows the key of the world's servers, but has another one than its clients."""
-    Keys.of(token).show(way)
+    _keys_of(token).show(way)
     secret = z85.encode(os.urandom(32))
     way.setsockopt(zmq.CURVE_PUBLICKEY, zmq.curve_public(secret))
     way.setsockopt(zmq.CURVE_SECRETKEY, secret)
@@ -109,7 +113,8 @@ def bring(
     )
     try:
         way.connect(endpoint)
-        way.send_multipart(list(frames), zmq.NOBLOCK)
+        with contextlib.suppress(zmq.Again):  # turned away already
+            way.send_multipart(list(frames), zmq.NOBLOCK)
         if not news.poll(int(seconds * 1000)):
             return ""
         event = struct.unpack("<H", news.recv_multipart()[0][:2])[0]

@@ -420,6 +420,18 @@ def test_a_server_without_the_worlds_keys_is_sent_nothing() -> None:
             assert fake.receive(0.5) is None
 
 
+@pytest.mark.parametrize("ours, theirs", [(b"k" * 32, None), (None, b"k" * 32), (b"k" * 32, b"l" * 32)])
+def test_sending_to_a_door_that_turns_us_away_is_no_error(ours: bytes | None, theirs: bytes | None) -> None:
+    """ZeroMQ gives such a way up for good, and then says that a send would block; ZQ7."""
+    here_keys, there_keys = (None if root is None else Keys(root) for root in (ours, theirs))
+    with closing(ZmqTransport(keys=there_keys)) as there, closing(ZmqTransport(keys=here_keys)) as here:
+        here.dial(1, there.endpoints)
+        for number in range(60):
+            here.send(1, [b"x"], hold=number % 3 == 0)
+            here.send(1, [b"x", b"y"])
+            assert there.receive(0.01) is None
+
+
 def test_strangers_are_told_of_once_per_address(caplog: pytest.LogCaptureFixture) -> None:
     with closing(ZmqTransport(ipc=False, keys=Keys(b"k" * 32))) as transport, caplog.at_level(logging.WARNING):
         context = zmq.Context()

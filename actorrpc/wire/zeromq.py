@@ -8,6 +8,8 @@ ZeroMQ facts that bind this file:
 - ZQ5: `recv_multipart` interrupted halfway shifts all later messages; so the waiting is done in `_poll`, the one place
   here that a Ctrl-C may leave (see runtime.interrupts), and messages are taken whole.
 - ZQ6: an `ipc` path ends at about 107 characters.
+- ZQ7: a connection that ends by a violation of ZeroMQ's protocol (one side has CURVE, the other has not) is not made
+  again, and then a send to nobody would block; so it is made again there.
 """
 
 from __future__ import annotations
@@ -132,7 +134,7 @@ class ZmqTransport:
         dealer.connect(endpoint)
         self.hang_up(peer)
         with self._door:
-            self._outboxes[peer] = _Outbox(dealer)
+            self._outboxes[peer] = _Outbox(dealer, endpoint)
 
     def hang_up(self, peer: int, linger: float = 0.0) -> None:
         with self._door:
@@ -153,6 +155,8 @@ class ZmqTransport:
                 outbox.busy = True
                 try:
                     dealer.send(frames[0], zmq.NOBLOCK)
+                except zmq.Again:
+                    outbox.once_more(frames[0])
                 finally:
                     outbox.busy = False
                 if not outbox.held:
@@ -244,11 +248,11 @@ class ZmqTransport:
 class _Outbox:
     """The way to one peer."""
 
-    __slots__ = ("busy", "dealer", "held", "lock")
+    __slots__ = ("busy", "dealer", "endpoint", "held", "lock")
 
-    def __init__(self, dealer: zmq.Socket[bytes]) -> None:
+    def __init__(self, dealer: zmq.Socket[bytes], endpoint: str) -> None:
         # Reentrant: the collector may run a finalizer of the user's, which sends, in the midst of a send (`busy`).
-        self.dealer, self.lock = dealer, threading.RLock()
+        self.dealer, self.endpoint, self.lock = dealer, endpoint, threading.RLock()
         self.held: list[Sequence[Frame]] = []
         self.busy = False
 
@@ -262,7 +266,7 @@ class _Outbox:
                 held, self.held = self.held, []
                 small = [frames[0] for frames in held if len(frames) == 1]
                 if len(small) == len(held) > 1:
-                    self.dealer.send(_pack(small), zmq.NOBLOCK)
+                    self._put(_pack(small), 0, True)
                 else:
                     for frames in held:
                         self._send(frames)
@@ -273,7 +277,21 @@ class _Outbox:
         last = len(frames) - 1
         for i, frame in enumerate(frames):
             small = not i or memoryview(frame).nbytes < _COPY_BELOW
-            self.dealer.send(frame, zmq.NOBLOCK | (zmq.SNDMORE if i < last else 0), copy=small)
+            self._put(frame, zmq.SNDMORE if i < last else 0, small)
+
+    def _put(self, frame: Frame, flags: int, copy: bool) -> None:
+        try:
+            self.dealer.send(frame, zmq.NOBLOCK | flags, copy=copy)
+        except zmq.Again:
+            self.once_more(frame, flags)
+
+    def once_more(self, frame: Frame, flags: int = 0) -> None:
+        """Sends what found no connection, by a new one (ZQ7); under the lock."""
+        with contextlib.suppress(zmq.ZMQError):
+            self.dealer.disconnect(self.endpoint)  # else it would take the old connection for one
+        self.dealer.connect(self.endpoint)
+        with contextlib.suppress(zmq.Again):  # gone again already, and the message with it, as after any send
+            self.dealer.send(frame, zmq.NOBLOCK | flags)
 
 
 def _pack(messages: Sequence[Frame]) -> bytes:
