@@ -306,4 +306,5 @@ def knock(endpoint: str, seconds: float, *, with_keys: bool, words: Sequence[Fra
 
 @exposed
 def _await(news: zmq.Socket[bytes], seconds: float) -> bool:
+    # A Ctrl-C may leave here: `knock` closes all that it has made, and holds nothing else.
     return bool(news.poll(int(seconds * 1000)))
