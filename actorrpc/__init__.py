@@ -16,6 +16,7 @@ from actorrpc.backends import (
 from actorrpc.errors import (
     ActorGoneError,
     ActorRPCError,
+    AuthenticationError,
     DeserializationError,
     DeviceMapError,
     GradientMismatchError,
@@ -57,6 +58,7 @@ __all__ = [
     "Actor",
     "ActorGoneError",
     "ActorRPCError",
+    "AuthenticationError",
     "BackendType",
     "BackendValue",
     "DeserializationError",

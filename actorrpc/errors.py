@@ -166,6 +166,10 @@ class RendezvousError(ActorRPCError):
         self.waited = waited
 
 
+class AuthenticationError(RendezvousError):
+    """The workers of a world do not have the same `security_token`, or one of them cannot use it."""
+
+
 class DeviceMapError(RendezvousError, ValueError):
     """A worker's devices or device maps do not fit the workers of the world; raised on all of them."""
 

@@ -19,6 +19,7 @@ DEFAULT_INIT_TIMEOUT = 300.0
 DEFAULT_SWITCH_INTERVAL = 2e-4
 UNSET_RPC_TIMEOUT = -1.0
 _INIT_TIMEOUT_VARIABLE = "ACTORRPC_INIT_TIMEOUT"
+_TOKEN_VARIABLE = "ACTORRPC_TOKEN"
 
 TRANSPORTS = ("ibv", "shm", "tcp", "uv")
 CHANNELS = ("basic", "cma", "cuda_basic", "cuda_gdr", "cuda_ipc", "cuda_xth", "mpt_uv", "shm")
@@ -48,9 +49,12 @@ class RpcBackendOptions:
         init_timeout: seconds that `init_rpc` waits for all workers. Default 300, or ACTORRPC_INIT_TIMEOUT.
         switch_interval: what `sys.setswitchinterval` is set to while the worker is up, in seconds, so that calls are
             answered while the main thread computes in Python; None leaves it alone. Default 0.0002.
-        security_token: a secret that all workers share, str or bytes. It is kept, and not used yet: nothing is
-            authenticated or encrypted so far, with it or without it, and `init_rpc` says so in the log. It is shown
+        security_token: a secret that all workers of the world share, str or bytes: who does not have it gets no message
+            in, and all that is sent is encrypted (docs/security.md). Default ACTORRPC_TOKEN, or none. It is shown
             nowhere.
+        address: where this worker listens: an address of this host, the name of an interface of it ("eth0"), or a name
+            that means it. Default ACTORRPC_ADDRESS, or else loopback for a world on one host, and the address on the
+            way to rank 0 for others.
         report_leaks: whether a graceful shutdown lists, in a warning of the logger "actorrpc", the references that are
             still held then, and where each was made. Default False, or ACTORRPC_REPORT_LEAKS=1.
 
@@ -69,6 +73,7 @@ class RpcBackendOptions:
         init_timeout: float | None = None,
         switch_interval: float | None = DEFAULT_SWITCH_INTERVAL,
         security_token: str | bytes | None = None,
+        address: str | None = None,
         report_leaks: bool | None = None,
     ) -> None:
         self.rpc_timeout = rpc_timeout
@@ -76,7 +81,8 @@ class RpcBackendOptions:
         self.num_worker_threads = num_worker_threads
         self.init_timeout = _init_timeout_of_environment() if init_timeout is None else init_timeout
         self.switch_interval = switch_interval
-        self.security_token = security_token
+        self.security_token = os.environ.get(_TOKEN_VARIABLE) if security_token is None else security_token
+        self.address = address
         self.report_leaks = os.environ.get("ACTORRPC_REPORT_LEAKS") == "1" if report_leaks is None else report_leaks
 
     if not TYPE_CHECKING:  # type checkers see misspelt names themselves, unless there is a __setattr__
@@ -146,7 +152,7 @@ class RpcBackendOptions:
 
     @property
     def security_token(self) -> str | bytes | None:
-        """The secret that all workers share. Not used yet."""
+        """The secret that all workers share; None: anybody who reaches a worker may run code in it."""
         return self._security_token
 
     @security_token.setter
@@ -154,8 +160,19 @@ class RpcBackendOptions:
         if token is not None and not isinstance(token, (str, bytes)):  # neither here nor below is it to be seen
             raise TypeError(f"security_token must be a str or bytes, not a {type(token).__name__}")
         if token is not None and not token:
-            raise ValueError("security_token is empty; leave it out where there is none")
+            raise ValueError("security_token (or ACTORRPC_TOKEN) is empty; leave it out where there is none")
         self._security_token = token
+
+    @property
+    def address(self) -> str | None:
+        """Where this worker listens; None: at what ACTORRPC_ADDRESS says, or what fits the world."""
+        return self._address
+
+    @address.setter
+    def address(self, address: str | None) -> None:
+        if not (address is None or isinstance(address, str)):
+            raise TypeError(f"address must be an address, an interface or a name of this host, not {address!r}")
+        self._address = address
 
     def __repr__(self) -> str:
         fields = {name.removeprefix("_"): value for name, value in vars(self).items()}
@@ -193,6 +210,7 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
         init_timeout: float | None = None,
         switch_interval: float | None = DEFAULT_SWITCH_INTERVAL,
         security_token: str | bytes | None = None,
+        address: str | None = None,
         report_leaks: bool | None = None,
     ) -> None:
         super().__init__(
@@ -202,6 +220,7 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
             init_timeout=init_timeout,
             switch_interval=switch_interval,
             security_token=security_token,
+            address=address,
             report_leaks=report_leaks,
         )
         self.device_maps = {} if device_maps is None else device_maps

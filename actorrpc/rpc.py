@@ -169,9 +169,10 @@ def _whole(name: str, value: object) -> int:
 
 def _tell_the_others(name: object, rank: int, world_size: int | None, options: object, fault: Exception) -> None:
     method = DEFAULT_INIT_METHOD if options is None else getattr(options, "init_method", None)
+    token = getattr(options, "security_token", None)  # without it, it would listen to whoever left a hint
     with contextlib.suppress(ValueError, TypeError):
         if isinstance(method, str):
-            withdraw(name, *_numbers(rank, world_size, method), method, fault)
+            withdraw(name, *_numbers(rank, world_size, method), method, token, fault)
 
 
 def _construct_own(rpc_timeout: float, init_method: str, **kwargs: Any) -> TensorPipeRpcBackendOptions:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from actorrpc.errors import NotAMemberError, RendezvousError, WorkerLostError
+from actorrpc.errors import AuthenticationError, NotAMemberError, RendezvousError, WorkerLostError
 from actorrpc.options import RpcBackendOptions, devices_of
 from actorrpc.runtime.clock import SystemClock
 from actorrpc.runtime.handling import here
@@ -23,16 +23,17 @@ from actorrpc.runtime.interrupts import InterruptShield
 from actorrpc.runtime.peers import Record
 from actorrpc.runtime.worker import Worker, new_incarnation
 from actorrpc.services import executor, rendezvous
-from actorrpc.services.address import local_address
+from actorrpc.services.address import is_loopback, local_address
 from actorrpc.services.autograd import Autograd
 from actorrpc.services.directory import Member
 from actorrpc.services.elastic import Elastic
 from actorrpc.services.leaks import Leaks
 from actorrpc.services.objects import Objects
 from actorrpc.services.roster import Hello, versions_here
-from actorrpc.services.store import HintStore
+from actorrpc.services.sealed import SealedStore
 from actorrpc.version import VERSION
 from actorrpc.wire import envelope
+from actorrpc.wire.curve import Keys
 from actorrpc.wire.names import identity_of_main
 from actorrpc.wire.zeromq import ZmqTransport
 from actorrpc.workers import NAME_LIMIT, check_name
@@ -81,7 +82,7 @@ class Session:
     """
 
     def __init__(
-        self, worker: Worker, store: HintStore | None = None, options: RpcBackendOptions | None = None
+        self, worker: Worker, store: SealedStore | None = None, options: RpcBackendOptions | None = None
     ) -> None:
         self.worker, self._store = worker, store
         self.options = RpcBackendOptions() if options is None else options
@@ -104,16 +105,23 @@ class Session:
     def enter(self, hello: Hello, timeout: float, switch_interval: float | None) -> None:
         """Joins the world. Raises as `rendezvous.found` does; leaves nothing behind then."""
         assert self._store is not None
+        self._store.hello = hello
         self._shield.install()
         try:
             self.worker.start()
             deadline = self.worker.clock.now() + timeout
             come = rendezvous.found if self.worker.id == 0 else rendezvous.join
             come(self.worker, self._store, hello, deadline)
-        except BaseException:
+        except BaseException as e:
+            strangers = getattr(self.worker.transport, "strangers", "")
             if self.elastic is not None:  # the others may know it already
                 self.leave("its init_rpc failed")
             self.close(1.0 if self.worker.id == 0 else 0.2)
+            if self.worker.id == 0 and type(e) is RendezvousError and strangers:
+                raise AuthenticationError(
+                    f"{e}. Strangers were turned away, who do not have the security_token of this world: from "
+                    f"{strangers}. If they are workers of yours, give all of them the same token"
+                ) from e
             raise
         if switch_interval is not None:
             self._switch_interval = sys.getswitchinterval()
@@ -282,38 +290,47 @@ def open_session(
     devices, versions = devices_of(options), versions_here(VERSION)
     session = _made(name, rank, options, role, index)
     prepare(session)
-    if options.security_token is not None:
-        log.warning(
-            "%s: security_token is not used yet: calls are NOT authenticated or encrypted, and whoever reaches this "
-            "worker's port can run code in it",
-            session.worker,
-        )
     hello = Hello(session.worker.record, world_size, envelope.PROTOCOL, versions, devices)
     session.enter(hello, options.init_timeout, options.switch_interval)
     return session
 
 
-def withdraw(name: object, rank: int, world_size: int, init_method: str, fault: BaseException) -> None:
+def withdraw(
+    name: object, rank: int, world_size: int, init_method: str, token: str | bytes | None, fault: BaseException
+) -> None:
     """Tells the others of a world, where they can be reached soon, why this worker cannot join it; those of an elastic
     one do not wait for it.
     """
     if not 0 <= rank < world_size or world_size == 1:
         return
     shown = name if isinstance(name, str) else repr(name)
-    options = RpcBackendOptions(init_method=init_method, num_worker_threads=1, init_timeout=_WITHDRAWAL_SECONDS)
     try:
+        options = RpcBackendOptions(
+            init_method=init_method, num_worker_threads=1, init_timeout=_WITHDRAWAL_SECONDS, security_token=token
+        )
         session = _made(shown[:NAME_LIMIT], rank, options, "", 0)
         reason = f"{type(fault).__name__}: {fault}"
         hello = Hello(session.worker.record, world_size, envelope.PROTOCOL, versions_here(VERSION), withdrawn=reason)
-        session.enter(hello, options.init_timeout, None)
+        try:
+            session.enter(hello, options.init_timeout, None)
+        finally:
+            session.close(0.2)  # whoever takes it in all the same is no directory
     except Exception as e:  # it comes to this in any case
         log.debug("rank %d withdrew: %s", rank, e)
 
 
 def _made(name: str, rank: int, options: RpcBackendOptions, role: str, index: int) -> Session:
-    store = HintStore(options.init_method, rank)
+    keys = None if options.security_token is None else Keys.of(options.security_token)
+    store = SealedStore(options.init_method, rank, keys)
     try:
-        transport = ZmqTransport(local_address(store.master_host))
+        address = local_address(store.master_host, options.address)
+        if keys is None and rank == 0 and not is_loopback(address):
+            log.warning(
+                "%s listens at %s without a security_token: whoever can reach it, or another worker of its world, can "
+                "run code there. Give all workers the same token (security_token, or ACTORRPC_TOKEN)",
+                name, address,
+            )  # fmt: skip
+        transport = ZmqTransport(address, keys=keys)
         log.info("%s (rank %d) listens at %s", name, rank, ", ".join(transport.endpoints))
         record = Record(
             rank, name, new_incarnation(), tuple(transport.endpoints), socket.gethostname(), _boot(), os.getpid(),

@@ -111,6 +111,7 @@ def test_a_timeout_of_0_means_never_and_one_below_is_refused(kind: type[rpc.RpcB
         ("switch_interval", 0, ValueError),
         ("security_token", 5, TypeError),
         ("security_token", "", ValueError),
+        ("address", 5, TypeError),
     ],
 )
 def test_an_option_that_makes_no_sense_is_refused_by_name_when_made_and_when_set(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import shutil
+import stat
 import tempfile
 
 try:
@@ -60,11 +61,26 @@ def _base(path_limit: int | None) -> str:
     raise OSError(f"no folder for temporary files has a path short enough for the limit of {path_limit}")
 
 
+def is_private(path: str) -> bool:
+    """Returns whether there is a file of this user's own at a path, in a folder that nobody else may enter."""
+    try:
+        return os.access(path, os.W_OK) and _is_own(os.path.dirname(path)) and os.lstat(path).st_uid == os.geteuid()
+    except OSError:
+        return False
+
+
+def _is_own(folder: str) -> bool:
+    found = os.lstat(folder)
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
+
+
 def _abandoned(folder: str) -> bool:
     if not AVAILABLE:
         return False
     try:
-        fd = os.open(f"{folder}/lock", os.O_RDWR | os.O_CLOEXEC)
+        if not _is_own(folder):  # anybody may put something of this name there
+            return False
+        fd = os.open(f"{folder}/lock", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
         return False
     try:

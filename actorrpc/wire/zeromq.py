@@ -8,6 +8,8 @@ ZeroMQ facts that bind this file:
 - ZQ5: `recv_multipart` interrupted halfway shifts all later messages; so the waiting is done in `_poll`, the one place
   here that a Ctrl-C may leave (see runtime.interrupts), and messages are taken whole.
 - ZQ6: an `ipc` path ends at about 107 characters.
+- ZQ7: a connection that ends by a violation of ZeroMQ's protocol (one side has CURVE, the other has not) is not made
+  again, and then a send to nobody would block; so it is made again there.
 """
 
 from __future__ import annotations
@@ -25,12 +27,14 @@ import zmq
 
 from actorrpc.errors import RendezvousError
 from actorrpc.wire import folders
+from actorrpc.wire.curve import Guard
 from actorrpc.wire.exposed import exposed
 from actorrpc.wire.folders import HeldFolder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from actorrpc.wire.curve import Keys
     from actorrpc.wire.envelope import Frame
 
 log = logging.getLogger("actorrpc")
@@ -51,16 +55,21 @@ class ZmqTransport:
         address: the local IP address to bind, without brackets.
         ipc: also listen on an `ipc` socket, for peers on this host.
         max_sockets: how many sockets the context may open.
+        keys: of the world's token: nobody without them gets in, or is sent anything. None: no token, anybody may.
 
     Raises:
         RendezvousError: this host does not have the address.
     """
 
-    def __init__(self, address: str = "127.0.0.1", *, ipc: bool = True, max_sockets: int = 65536) -> None:
+    def __init__(
+        self, address: str = "127.0.0.1", *, ipc: bool = True, max_sockets: int = 65536, keys: Keys | None = None
+    ) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, min(max_sockets, self._context.get(zmq.SOCKET_LIMIT)))
         self._inbox = self._context.socket(zmq.ROUTER)
         self._folder: HeldFolder | None = None
+        self._keys = keys
+        self._guard: Guard | None = None
         self._outboxes: dict[int, _Outbox] = {}
         self._unpacked: deque[bytes] = deque()
         self.holding = self.crowded = False
@@ -68,12 +77,12 @@ class ZmqTransport:
         self._door = threading.Lock()
         self._closed = False
         try:
+            if keys is not None:
+                self._guard = Guard(self._context, self._inbox, keys)
             self._endpoints = self._bind(address, ipc)
             self._wake_read, self._wake_write = _wake_pair()
         except BaseException:
-            self._inbox.close(0)
-            self._context.term()
-            self._remove_folder()
+            self._close_inbox()
             raise
         self._poller = zmq.Poller()
         self._poller.register(self._inbox, zmq.POLLIN)
@@ -107,18 +116,25 @@ class ZmqTransport:
     def endpoints(self) -> list[str]:
         return list(self._endpoints)
 
+    @property
+    def strangers(self) -> str:
+        """Who was turned away for want of the token, in words; "" where nobody was."""
+        return "" if self._guard is None else self._guard.strangers()
+
     def dial(self, peer: int, endpoints: Sequence[str]) -> None:
         dealer = self._context.socket(zmq.DEALER)
         dealer.setsockopt(zmq.LINGER, 0)
         dealer.setsockopt(zmq.SNDHWM, 0)
         dealer.setsockopt(zmq.RCVHWM, 0)
         dealer.setsockopt(zmq.IDENTITY, b"a" + os.urandom(12))
-        endpoint = _reachable(endpoints)
+        if self._keys is not None:
+            self._keys.show(dealer)
+        endpoint = reachable(endpoints)
         dealer.setsockopt(zmq.IPV6, int("[" in endpoint))
         dealer.connect(endpoint)
         self.hang_up(peer)
         with self._door:
-            self._outboxes[peer] = _Outbox(dealer)
+            self._outboxes[peer] = _Outbox(dealer, endpoint)
 
     def hang_up(self, peer: int, linger: float = 0.0) -> None:
         with self._door:
@@ -139,6 +155,8 @@ class ZmqTransport:
                 outbox.busy = True
                 try:
                     dealer.send(frames[0], zmq.NOBLOCK)
+                except zmq.Again:
+                    outbox.once_more(frames[0])
                 finally:
                     outbox.busy = False
                 if not outbox.held:
@@ -210,10 +228,15 @@ class ZmqTransport:
         self._closed = True
         for peer in list(self._outboxes):
             self.hang_up(peer, linger)
-        self._inbox.close(0)
-        self._context.term()
+        self._close_inbox()
         for fd in {self._wake_read, self._wake_write}:
             os.close(fd)
+
+    def _close_inbox(self) -> None:
+        if self._guard is not None:
+            self._guard.close()
+        self._inbox.close(0)
+        self._context.term()
         self._remove_folder()
 
     def _remove_folder(self) -> None:
@@ -225,11 +248,11 @@ class ZmqTransport:
 class _Outbox:
     """The way to one peer."""
 
-    __slots__ = ("busy", "dealer", "held", "lock")
+    __slots__ = ("busy", "dealer", "endpoint", "held", "lock")
 
-    def __init__(self, dealer: zmq.Socket[bytes]) -> None:
+    def __init__(self, dealer: zmq.Socket[bytes], endpoint: str) -> None:
         # Reentrant: the collector may run a finalizer of the user's, which sends, in the midst of a send (`busy`).
-        self.dealer, self.lock = dealer, threading.RLock()
+        self.dealer, self.endpoint, self.lock = dealer, endpoint, threading.RLock()
         self.held: list[Sequence[Frame]] = []
         self.busy = False
 
@@ -243,7 +266,7 @@ class _Outbox:
                 held, self.held = self.held, []
                 small = [frames[0] for frames in held if len(frames) == 1]
                 if len(small) == len(held) > 1:
-                    self.dealer.send(_pack(small), zmq.NOBLOCK)
+                    self._put(_pack(small), 0, True)
                 else:
                     for frames in held:
                         self._send(frames)
@@ -254,7 +277,21 @@ class _Outbox:
         last = len(frames) - 1
         for i, frame in enumerate(frames):
             small = not i or memoryview(frame).nbytes < _COPY_BELOW
-            self.dealer.send(frame, zmq.NOBLOCK | (zmq.SNDMORE if i < last else 0), copy=small)
+            self._put(frame, zmq.SNDMORE if i < last else 0, small)
+
+    def _put(self, frame: Frame, flags: int, copy: bool) -> None:
+        try:
+            self.dealer.send(frame, zmq.NOBLOCK | flags, copy=copy)
+        except zmq.Again:
+            self.once_more(frame, flags)
+
+    def once_more(self, frame: Frame, flags: int = 0) -> None:
+        """Sends what found no connection, by a new one (ZQ7); under the lock."""
+        with contextlib.suppress(zmq.ZMQError):
+            self.dealer.disconnect(self.endpoint)  # else it would take the old connection for one
+        self.dealer.connect(self.endpoint)
+        with contextlib.suppress(zmq.Again):  # gone again already, and the message with it, as after any send
+            self.dealer.send(frame, zmq.NOBLOCK | flags)
 
 
 def _pack(messages: Sequence[Frame]) -> bytes:
@@ -299,9 +336,9 @@ def _drain(fd: int) -> None:
         os.read(fd, 4096)
 
 
-def _reachable(endpoints: Sequence[str]) -> str:
-    """Picks the first endpoint that this process can open: an ipc path may be another host's or container's."""
+def reachable(endpoints: Sequence[str]) -> str:
+    """Picks the first endpoint to use from here: an ipc path may be another host's, container's or user's."""
     for endpoint in endpoints:
-        if not endpoint.startswith("ipc://") or os.access(endpoint[6:], os.W_OK):
+        if not endpoint.startswith("ipc://") or folders.is_private(endpoint[6:]):
             return endpoint
     return endpoints[-1]

@@ -16,7 +16,9 @@ import pytest
 
 from actorrpc import session
 from actorrpc.errors import RendezvousError
+from actorrpc.services import address
 from actorrpc.services.address import local_address
+from actorrpc.wire.zeromq import ZmqTransport
 
 ROOT = Path(__file__).parents[2]
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="uses namespaces")
@@ -129,6 +131,73 @@ def test_the_environment_has_the_last_word(net: Net, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("ACTORRPC_ADDRESS", "[fd00::2]")
     assert local_address("nowhere") == "fd00::2"
     assert local_address(None) == "fd00::2"
+
+
+def test_an_address_in_the_options_goes_before_that_of_the_environment(
+    net: Net, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ACTORRPC_ADDRESS", "fd00::2")
+    assert local_address("nowhere", "10.0.0.3") == "10.0.0.3"
+
+
+def test_an_interface_may_be_given_by_its_name() -> None:
+    if not os.path.exists("/sys/class/net/lo"):
+        pytest.skip("no interface of a known name")
+    assert local_address("nowhere", "lo") in ("127.0.0.1", "::1")
+
+
+def test_an_interface_without_ipv4_gives_its_address_of_ipv6_that_needs_no_scope(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "known").write_text(
+        "fe800000000000000000000000000001 02 40 20 80     eth7\n"
+        "20010db8000000000000000000000005 03 40 00 80     eth8\n"
+        "20010db8000000000000000000000007 02 40 00 80     eth7\n"
+    )
+    monkeypatch.setattr(address, "_IPV6_OF_THIS_HOST", tmp_path / "known")
+    monkeypatch.setattr(socket, "if_nameindex", lambda: [(2, "eth7"), (3, "eth8"), (4, "eth9")])
+    assert local_address(None, "eth7") == "2001:db8::7"
+    with pytest.raises(RendezvousError, match=r"eth9.*no address that other hosts could use"):
+        local_address(None, "eth9")
+
+
+def test_a_name_that_means_this_host_may_be_given() -> None:
+    assert local_address("nowhere", "localhost") in ("127.0.0.1", "::1")
+
+
+@pytest.mark.parametrize("given", ["0.0.0.0", "[::]"])
+def test_an_address_that_is_none_to_be_reached_at_is_refused(given: str) -> None:
+    with pytest.raises(RendezvousError, match="one address"):
+        local_address(None, given)
+
+
+def test_what_is_no_address_or_interface_of_this_host_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    far = [(socket.AF_INET, socket.SOCK_DGRAM, 17, "", ("192.0.2.77", 0))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *a, **k: far)
+    with pytest.raises(RendezvousError, match=r"'far'.*means another host.*interfaces are.*lo"):
+        local_address(None, "far")
+
+
+@pytest.mark.parametrize("token, own", [(None, "10.0.0.7"), ("secret", "10.0.0.7"), (None, "127.0.0.1")])
+def test_rank_0_that_others_can_reach_warns_once_where_it_has_no_token(
+    token: str | None, own: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    import actorrpc as rpc
+
+    def made(address: str, **more: Any) -> Any:
+        assert address == own
+        return ZmqTransport(**more)
+
+    monkeypatch.setattr(session, "ZmqTransport", made)
+    told = rpc.RpcBackendOptions(init_method="tcp://localhost:0", security_token=token, address=own)
+    with caplog.at_level("WARNING", "actorrpc"):
+        rpc.init_rpc("w", rank=0, world_size=1, rpc_backend_options=told)
+        rpc.shutdown()
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == (token is None and own != "127.0.0.1")
+    for line in lines:
+        assert "listens at 10.0.0.7 without a security_token" in line
+        assert "ACTORRPC_TOKEN" in line
 
 
 def test_an_address_that_is_not_this_hosts_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
