@@ -7,20 +7,22 @@ counts its exchanges with the same members, so that those that follow each other
 from __future__ import annotations
 
 import collections
+import functools
 import logging
 import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from actorrpc import rpc
 from actorrpc.errors import RPCTimeoutError
 from actorrpc.options import UNSET_RPC_TIMEOUT
 from actorrpc.rpc import get_rpc_timeout, get_worker_info, rpc_async, rpc_sync
 from actorrpc.runtime.peers import Standing
-from actorrpc.session import current
+from actorrpc.session import current, is_available
 from actorrpc.workers import present
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from actorrpc.session import Session
 
@@ -167,3 +169,17 @@ def _barrier(worker_names: Iterable[str]) -> None:
 def _wait_all_workers(timeout: float = 0) -> None:
     """Waits until all workers have called it. `timeout`, and what it raises: see `_all_gather`."""
     _all_gather(None, timeout=timeout)
+
+
+@functools.wraps(rpc.shutdown)
+def shutdown(graceful: bool = True, timeout: float = 0) -> None:
+    from torch.distributed.rpc import api
+
+    waits: Callable[[float], None] = api._wait_all_workers
+    if graceful and waits is not _wait_all_workers and is_available():  # a program has put its own in that place
+        try:
+            waits(timeout)
+        except BaseException:
+            rpc.shutdown(graceful=False)
+            raise
+    rpc.shutdown(graceful, timeout)

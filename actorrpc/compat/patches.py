@@ -73,7 +73,7 @@ _API: dict[str, Any] = {
     "remote": calls.remote,
     "rpc_async": calls.rpc_async,
     "rpc_sync": calls.rpc_sync,
-    "shutdown": rpc.shutdown,
+    "shutdown": gather.shutdown,
 }
 
 _BACKENDS: dict[str, Any] = {

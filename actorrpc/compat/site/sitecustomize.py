@@ -1,5 +1,6 @@
 """Python imports this when it starts in a process that inherits the stand-in. It puts it in force when torch has been
-imported, and not before: many a process never imports torch.
+imported, and not before: many a process never imports torch. Where actorrpc is imported first, which imports torch, it
+is when that has been.
 
 It hides no other `sitecustomize`: the next one on the path is run as well.
 """
@@ -14,10 +15,10 @@ from typing import Any
 
 
 class _AfterTorch(MetaPathFinder):
-    """Finds torch as others do, with a loader that installs the stand-in afterwards."""
+    """Finds torch, or actorrpc, as others do, with a loader that installs the stand-in afterwards."""
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if fullname != "torch":
+        if fullname not in ("torch", "actorrpc"):
             return None
         sys.meta_path.remove(self)
         spec = PathFinder.find_spec(fullname, path)
