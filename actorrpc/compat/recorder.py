@@ -183,7 +183,7 @@ class Collection:
         """Has a callback record what it does, on whatever thread it runs; it does so until `settle`."""
 
         def call(future: Any) -> Any:
-            if self._over:
+            if self._over or local.collection is self:  # it runs at once, where it is recorded already
                 return callback(future)
             run = _Run(self.settings)
             self._callbacks.append((run, worker))

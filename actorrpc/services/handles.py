@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from actorrpc.runtime.cells import MailboxCell
     from actorrpc.runtime.completion import Call
     from actorrpc.runtime.message import Message
-    from actorrpc.runtime.worker import Worker
     from actorrpc.services.forks import Id, UserFork
     from actorrpc.services.objects import Objects
 
@@ -119,7 +118,7 @@ class Entry:
                     service.worker.crew.submit(job)
             future = self._future
         if future is not None:
-            _settle(service.worker, future, error)
+            _settle(service, future, error)
         if self.mailbox is not None and not self.used:  # it was dropped while it was being made
             service.worker.keeper.drop(self)
 
@@ -275,7 +274,7 @@ class UserHandle:
 
         def finish(call: Call) -> None:
             if once.acquire(False):
-                _settle(service.worker, future, service.failure_of(call) if call.failed else None)
+                _settle(service, future, service.failure_of(call) if call.failed else None)
 
         call.then, call.urgent = finish, True
         if call.done:  # it came before it could see what hangs on it
@@ -308,10 +307,10 @@ def _copied(error: BaseException) -> BaseException | None:
     return made.with_traceback(None)
 
 
-def _settle(worker: Worker, future: Future[None], error: BaseException | None) -> None:
-    """Completes a future of a creation, on a thread on which callbacks may run."""
-
-    if worker.open:
+def _settle(service: Objects, future: Future[None], error: BaseException | None) -> None:
+    """Completes a future of a creation, on a thread on which callbacks may run; at the end there are none any more."""
+    worker = service.worker
+    if worker.open and not service.closing:
         worker.crew.submit((Lane.FREE, lambda _: _complete(future, error), None))
     else:
         _complete(future, error)

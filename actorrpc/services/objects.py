@@ -62,6 +62,8 @@ class Objects:
         self._ids = itertools.count()
         # Reentrant: the collector may run a finalizer of the user's, which calls, in the midst of what it guards.
         self.door, self._reading = threading.RLock(), threading.Lock()
+        self.closing = False
+        """Whether the session is at its end: jobs that are submitted may not run any more."""
         self.released: Callable[[Any], None] | None = None
         """Called, in a thread of the pool, with an object that nobody else holds any more. Set by the face."""
         self.root = self._entries[ROOT] = Entry(self, ROOT, held=True)
@@ -219,6 +221,7 @@ class Objects:
         """Lets go of all objects, at the end of the session: from now on an object lives as long as this process holds
         a reference to it, and one that has not come will not. May be called twice.
         """
+        self.closing = True
         with self.door:
             entries = list(self._entries.values())
             self._owned.clear()

@@ -96,6 +96,13 @@ def pass_on_later(x: torch.Tensor, to: str) -> Any:
     return calls.rpc_async(to, torch.mul, args=(x, 3)).then(lambda future: future.wait().neg())
 
 
+@rpc.functions.async_execution
+def pass_on_when_done(x: torch.Tensor, to: str) -> Any:
+    future = calls.rpc_async(to, torch.mul, args=(x, 3))
+    future.wait()
+    return future.then(lambda done: done.wait().neg())
+
+
 class Box:
     def work(self, x: torch.Tensor) -> torch.Tensor:
         return x.mul(2)
@@ -241,6 +248,14 @@ def test_a_function_that_answers_later_is_recorded_with_its_calls_and_callbacks(
     assert (product.node_id, negation.node_id) == (2, 1)
     assert lies_within(negation, named(prof.function_events, outer))
     assert negation.time_range.start >= product.time_range.end
+
+
+@inside
+def test_a_callback_that_runs_at_once_is_recorded_once() -> None:
+    with profile() as prof:
+        assert calls.rpc_async("worker1", pass_on_when_done, args=(torch.ones(1), "worker2")).wait() == -3
+    negation = "rpc_async#pass_on_when_done(worker0 -> worker1)#remote_op: aten::neg"
+    assert names(prof.function_events).count(negation) == 1
 
 
 @inside
