@@ -15,7 +15,6 @@ from actorrpc.options import UNSET_RPC_TIMEOUT
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from actorrpc.rref import RRef
     from actorrpc.runtime.futures import Future
     from actorrpc.workers import To
 
@@ -23,44 +22,24 @@ _thread_local_var = threading.local()
 """Its `future_list` is there within `_wait_all`: the futures that this thread's calls have returned."""
 
 
-@functools.wraps(rpc.rpc_sync)
-def rpc_sync(
-    to: To,
-    func: Callable[..., Any],
-    args: tuple[Any, ...] | list[Any] | None = None,
-    kwargs: dict[str, Any] | None = None,
-    timeout: float = UNSET_RPC_TIMEOUT,
-) -> Any:
-    if profiler.is_on():
-        return profiler.call(rpc.rpc_sync, to, func, args, kwargs, timeout)
-    return rpc.rpc_sync(to, func, args, kwargs, timeout)
+def _recordable(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes a call of torch's name, which a profiler can record."""
+
+    @functools.wraps(plain)
+    def call(to: To, func: Any, args: Any = None, kwargs: Any = None, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
+        if profiler.is_on():
+            return profiler.call(plain, to, func, args, kwargs, timeout)
+        return plain(to, func, args, kwargs, timeout)
+
+    return call
 
 
-@functools.wraps(rpc.remote)
-def remote(
-    to: To,
-    func: Callable[..., Any],
-    args: tuple[Any, ...] | list[Any] | None = None,
-    kwargs: dict[str, Any] | None = None,
-    timeout: float = UNSET_RPC_TIMEOUT,
-) -> RRef[Any]:
-    if profiler.is_on():
-        return profiler.call(rpc.remote, to, func, args, kwargs, timeout)  # type: ignore[no-any-return]
-    return rpc.remote(to, func, args, kwargs, timeout)
+rpc_sync, remote, _rpc_async = map(_recordable, (rpc.rpc_sync, rpc.remote, rpc.rpc_async))
 
 
 @functools.wraps(rpc.rpc_async)
-def rpc_async(
-    to: To,
-    func: Callable[..., Any],
-    args: tuple[Any, ...] | list[Any] | None = None,
-    kwargs: dict[str, Any] | None = None,
-    timeout: float = UNSET_RPC_TIMEOUT,
-) -> Future[Any]:
-    if profiler.is_on():
-        future: Future[Any] = profiler.call(rpc.rpc_async, to, func, args, kwargs, timeout)
-    else:
-        future = rpc.rpc_async(to, func, args, kwargs, timeout)
+def rpc_async(*args: Any, **kwargs: Any) -> Future[Any]:
+    future: Future[Any] = _rpc_async(*args, **kwargs)
     collected = getattr(_thread_local_var, "future_list", None)
     if collected is not None:
         collected.append(future)

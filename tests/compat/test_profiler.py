@@ -349,8 +349,8 @@ def test_errors_come_as_they_do_without_a_profiler() -> None:
         lambda: calls.rpc_async("worker1", fail, args=(x,)).wait(),
         lambda: calls.remote("worker1", fail, args=(x,)).to_here(),
         lambda: calls.rpc_sync("worker7", work, args=(x,)),
-        lambda: calls.rpc_sync("worker1", 7),  # type: ignore[arg-type]
-        lambda: calls.rpc_sync("worker1", work, args=x),  # type: ignore[arg-type]
+        lambda: calls.rpc_sync("worker1", 7),
+        lambda: calls.rpc_sync("worker1", work, args=x),
         lambda: calls.rpc_sync("worker1", work, args=(Unsendable(),)),
         lambda: calls.rpc_sync("worker1", doze, args=(0.5,), timeout=0.05),
         lambda: calls.remote("worker1", Box).rpc_sync().missing(),
