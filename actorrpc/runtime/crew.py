@@ -6,6 +6,7 @@ One thread at a time *leads*: only it receives. THREAD RULES:
 - TR2: a thread of the pool that leads and receives a request puts leadership down and runs the request itself.
 - TR3: a caller leads while it waits, so that a tight loop of calls needs no hand-off. When it receives a request, it
   gives the request to the pool and resigns: somebody who serves is better served by a leader from the pool.
+  So does one that has waited for long when something for somebody else comes, who had better lead in the next wait.
 - TR4: leadership put down goes to a waiting caller, or lies free until a thread of the pool takes it up; if none does
   within a tick, the keeper sends one. A tick is a millisecond, and the keeper does not sleep while leadership is free.
 - TR5: `limit` bounds handlers that run. One that waits through `wait` lends its place. Waits that nobody can see
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("actorrpc")
 TICK = 0.001
 _IDLE_SECONDS = 10.0
+_LONG_WAIT = 0.02
 _SPARE_HANDS = 2
 _get_ident = threading.get_ident
 
@@ -188,6 +190,7 @@ class Crew:
 
     def _lead_for(self, what: Completion, waiter: Waiter, deadline: float | None) -> None:
         receive, route, now, timeout = self._transport.receive, self._route, self._clock.now, None
+        began = now()
         while not what.done and not self.stopping:
             if deadline is not None:
                 timeout = deadline - now()
@@ -197,6 +200,9 @@ class Crew:
             if frames is not None:
                 job = route(frames)
                 if job is not None and self.submit(job):
+                    waiter.resigned = True
+                    return
+                if not what.done and now() - began > _LONG_WAIT:
                     waiter.resigned = True
                     return
 

@@ -10,6 +10,8 @@ ZeroMQ facts that bind this file:
 - ZQ6: an `ipc` path ends at about 107 characters.
 - ZQ7: a connection that ends by a violation of ZeroMQ's protocol (one side has CURVE, the other has not) is not made
   again, and then a send to nobody would block; so it is made again there.
+- ZQ8: a socket's descriptor tells of what happens, once, and not that messages lie there; so after each message that is
+  taken the socket itself is asked for more.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import select
 import struct
 import sys
 import threading
@@ -26,8 +29,9 @@ from typing import TYPE_CHECKING, Any
 import zmq
 
 from actorrpc.errors import RendezvousError
-from actorrpc.wire import folders
+from actorrpc.wire import direct, folders
 from actorrpc.wire.curve import Guard
+from actorrpc.wire.direct import DirectWays
 from actorrpc.wire.exposed import exposed
 from actorrpc.wire.folders import HeldFolder
 
@@ -35,6 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from actorrpc.wire.curve import Keys
+    from actorrpc.wire.direct import Outgoing
     from actorrpc.wire.envelope import Frame
 
 log = logging.getLogger("actorrpc")
@@ -53,7 +58,9 @@ class ZmqTransport:
 
     Arguments:
         address: the local IP address to bind, without brackets.
-        ipc: also listen on an `ipc` socket, for peers on this host.
+        ipc: also listen on a socket in a private folder, for this user's other processes on this host.
+        directly: let that be a direct way (`wire.direct`), where it can be had, instead of ZeroMQ's `ipc`. With keys it
+            is `ipc` in any case: then all that travels is sealed.
         max_sockets: how many sockets the context may open.
         keys: of the world's token: nobody without them gets in, or is sent anything. None: no token, anybody may.
 
@@ -62,7 +69,13 @@ class ZmqTransport:
     """
 
     def __init__(
-        self, address: str = "127.0.0.1", *, ipc: bool = True, max_sockets: int = 65536, keys: Keys | None = None
+        self,
+        address: str = "127.0.0.1",
+        *,
+        ipc: bool = True,
+        directly: bool = True,
+        max_sockets: int = 65536,
+        keys: Keys | None = None,
     ) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, min(max_sockets, self._context.get(zmq.SOCKET_LIMIT)))
@@ -70,47 +83,74 @@ class ZmqTransport:
         self._folder: HeldFolder | None = None
         self._keys = keys
         self._guard: Guard | None = None
-        self._outboxes: dict[int, _Outbox] = {}
-        self._unpacked: deque[bytes] = deque()
+        self._outboxes: dict[int, _Outbox | Outgoing] = {}
+        self._direct: DirectWays | None = None
+        self._epoll: select.epoll | None = None
+        self._poller = zmq.Poller()
+        """Stands in for the epoll where there is none."""
+        self._inbox_fd = int(self._inbox.getsockopt(zmq.FD))
+        self._more = True
+        """Whether the inbox may hold messages of which its descriptor says nothing any more (ZQ8)."""
+        self._endpoints: list[str] = []
+        self._unpacked: deque[list[Frame]] = deque()
         self.holding = self.crowded = False
         self.emptied = 0
         self._door = threading.Lock()
         self._closed = False
+        self._wake_read = self._wake_write = -1
         try:
             if keys is not None:
                 self._guard = Guard(self._context, self._inbox, keys)
-            self._endpoints = self._bind(address, ipc)
+            self._set_up()
             self._wake_read, self._wake_write = _wake_pair()
+            self._epoll = self._make_epoll()
+            if ipc and folders.AVAILABLE:
+                self._direct = self._listen_here(directly and keys is None)
+            self._listen(address)
         except BaseException:
             self._close_inbox()
             raise
-        self._poller = zmq.Poller()
-        self._poller.register(self._inbox, zmq.POLLIN)
-        self._poller.register(self._wake_read, zmq.POLLIN)
 
-    def _bind(self, address: str, ipc: bool) -> list[str]:
-        inbox, endpoints = self._inbox, []
-        inbox.setsockopt(zmq.LINGER, 0)
-        inbox.setsockopt(zmq.RCVHWM, 0)
-        inbox.setsockopt(zmq.SNDHWM, 0)
-        inbox.setsockopt(zmq.BACKLOG, 1024)
-        if ipc and folders.AVAILABLE and zmq.has("ipc"):
-            try:
-                self._folder = HeldFolder(_IPC_PATH_LIMIT - len("/inbox"))
-                endpoint = f"ipc://{self._folder.path}/inbox"
-                inbox.bind(endpoint)
-                endpoints.append(endpoint)
-            except (OSError, zmq.ZMQError) as e:
-                self._remove_folder()
-                log.info("no ipc socket to be had (%s); peers on this host come by tcp", e)
-        v6 = ":" in address
+    def _make_epoll(self) -> select.epoll | None:
+        if not direct.AVAILABLE:
+            self._poller.register(self._inbox_fd, zmq.POLLIN)
+            self._poller.register(self._wake_read, zmq.POLLIN)
+            return None
+        epoll = select.epoll()
+        epoll.register(self._wake_read, select.EPOLLIN)
+        epoll.register(self._inbox_fd, select.EPOLLIN)
+        return epoll
+
+    def _set_up(self) -> None:
+        for option in (zmq.LINGER, zmq.RCVHWM, zmq.SNDHWM):
+            self._inbox.setsockopt(option, 0)
+        self._inbox.setsockopt(zmq.BACKLOG, 1024)
+
+    def _listen_here(self, directly: bool) -> DirectWays | None:
+        """Listens for this user's other processes on this host, where that can be had."""
+        ways = None
+        try:
+            self._folder = HeldFolder(_IPC_PATH_LIMIT - len("/inbox"))
+            path = f"{self._folder.path}/inbox"
+            if directly and self._epoll is not None:
+                ways = DirectWays(path, self._epoll)
+                self._endpoints.append(ways.endpoint)
+            elif zmq.has("ipc"):
+                self._inbox.bind(f"ipc://{path}")
+                self._endpoints.append(f"ipc://{path}")
+        except (OSError, zmq.ZMQError) as e:
+            self._remove_folder()
+            log.info("no ipc socket to be had (%s); peers on this host come by tcp", e)
+        return ways
+
+    def _listen(self, address: str) -> None:
+        inbox, v6 = self._inbox, ":" in address
         inbox.setsockopt(zmq.IPV6, int(v6))
         try:
             inbox.bind(f"tcp://[{address}]:*" if v6 else f"tcp://{address}:*")
         except zmq.ZMQError as e:
             raise RendezvousError(f"cannot listen at {address}: {e}; is it an address of this host?") from e
-        endpoints.append(inbox.getsockopt_string(zmq.LAST_ENDPOINT))
-        return endpoints
+        self._endpoints.append(inbox.getsockopt_string(zmq.LAST_ENDPOINT))
 
     @property
     def endpoints(self) -> list[str]:
@@ -122,6 +162,18 @@ class ZmqTransport:
         return "" if self._guard is None else self._guard.strangers()
 
     def dial(self, peer: int, endpoints: Sequence[str]) -> None:
+        outbox = self._way(endpoints)
+        self.hang_up(peer)
+        with self._door:
+            self._outboxes[peer] = outbox
+
+    def _way(self, endpoints: Sequence[str]) -> _Outbox | Outgoing:
+        endpoint = reachable(endpoints)
+        if endpoint.startswith(direct.SCHEME):
+            way = None if self._direct is None else self._direct.dial(endpoint)
+            if way is not None:
+                return way
+            endpoint = reachable([e for e in endpoints if e != endpoint])
         dealer = self._context.socket(zmq.DEALER)
         dealer.setsockopt(zmq.LINGER, 0)
         dealer.setsockopt(zmq.SNDHWM, 0)
@@ -129,89 +181,88 @@ class ZmqTransport:
         dealer.setsockopt(zmq.IDENTITY, b"a" + os.urandom(12))
         if self._keys is not None:
             self._keys.show(dealer)
-        endpoint = reachable(endpoints)
         dealer.setsockopt(zmq.IPV6, int("[" in endpoint))
         dealer.connect(endpoint)
-        self.hang_up(peer)
-        with self._door:
-            self._outboxes[peer] = _Outbox(dealer, endpoint)
+        return _Outbox(dealer, endpoint)
 
     def hang_up(self, peer: int, linger: float = 0.0) -> None:
         with self._door:
             outbox = self._outboxes.pop(peer, None)
         if outbox is not None:
-            with outbox.lock:
-                if linger:
-                    outbox.flush()
-                outbox.dealer.close(int(linger * 1000))
+            outbox.close(linger)
 
     def send(self, peer: int, frames: Sequence[Frame], hold: bool = False) -> None:
-        outbox = self._outboxes[peer]
-        with outbox.lock:
-            dealer = outbox.dealer
-            if dealer.closed:
-                raise KeyError(peer)
-            if len(frames) == 1 and not (hold or outbox.held or outbox.busy):
-                outbox.busy = True
-                try:
-                    dealer.send(frames[0], zmq.NOBLOCK)
-                except zmq.Again:
-                    outbox.once_more(frames[0])
-                finally:
-                    outbox.busy = False
-                if not outbox.held:
-                    return
-            else:
-                outbox.held.append(frames)
-            if hold and len(frames) == 1 and len(frames[0]) < _HOLD_BELOW and len(outbox.held) < _HOLD_AT_MOST:
-                self.holding = True
-            else:
-                outbox.flush()
+        if self._outboxes[peer].send(frames, hold):
+            self.holding = True
 
     def flush(self) -> None:
         self.holding = False
         for outbox in list(self._outboxes.values()):
-            if outbox.held:
-                with outbox.lock:
-                    if not outbox.dealer.closed:
-                        outbox.flush()
+            outbox.flush()
 
     @exposed
-    def _poll(self, timeout: float | None) -> list[tuple[Any, int]]:
-        return self._poller.poll(None if timeout is None else max(0, int(min(timeout, _LONGEST_POLL) * 1000 + 0.999)))
+    def _poll(self, timeout: float | None) -> Sequence[tuple[Any, int]]:
+        if timeout is not None and timeout > _LONGEST_POLL:
+            timeout = _LONGEST_POLL
+        if self._epoll is not None:
+            return self._epoll.poll(timeout)
+        return self._poller.poll(None if timeout is None else max(0, int(timeout * 1000 + 0.999)))
 
     def receive(self, timeout: float | None) -> list[Frame] | None:
-        if self._unpacked:
-            return [self._unpacked.popleft()]
-        inbox, woken = self._inbox, False
-        ready = self._poll(0)
-        self.crowded = bool(ready)
-        if not ready:
-            self.emptied += 1
-            if self.holding:
-                self.flush()
-            ready = self._poll(timeout)
-        for source, _ in ready:
-            if source is not inbox:
-                _drain(self._wake_read)
-                woken = True
-        if woken or not ready:  # a message stays for the next receive: whoever called wake wants the leader's eye now
+        unpacked, woken = self._unpacked, False
+        if not unpacked:
+            if self.crowded or self.holding:
+                woken = self._look(0)
+                self.crowded = bool(unpacked)
+                if not unpacked and self.holding:
+                    self.flush()
+            if not unpacked and not woken:
+                woken = self._look(timeout)
+                self.crowded = len(unpacked) > 1 or self._more
+            if not unpacked:
+                self.emptied += 1
+        if woken or not unpacked:  # what came stays for the next time: whoever called wake wants the leader's eye now
             return None
+        return unpacked.popleft()
+
+    def _look(self, timeout: float | None) -> bool:
+        """Waits for something to do, and does it. Returns whether `wake` was called."""
+        woken = False
+        if self._more:
+            timeout = 0.0
+        fd: int
+        for fd, _ in self._poll(timeout):
+            if fd == self._wake_read:
+                _drain(fd)
+                woken = True
+            elif fd == self._inbox_fd:
+                self._more = True
+            elif self._direct is not None:
+                self._direct.handle(fd, self._unpacked)
+        if self._more:
+            if int(self._inbox.get(zmq.EVENTS)) & zmq.POLLIN:
+                self._take()
+            self._more = bool(int(self._inbox.get(zmq.EVENTS)) & zmq.POLLIN)
+        return woken
+
+    def _take(self) -> None:
+        """Takes one message out of the inbox."""
+        inbox = self._inbox
         inbox.recv(zmq.NOBLOCK)  # the sender's ZeroMQ identity: the header says who it is
         first = inbox.recv(zmq.NOBLOCK, copy=False)
         data = first.bytes
         if data[:2] == _BUNDLE:
             if first.more:
                 self._skip()
-            self._unpacked.extend(_unpack(data))
-            return [self._unpacked.popleft()] if self._unpacked else None
+            self._unpacked.extend([message] for message in _unpack(data))
+            return
         frames: list[Frame] = [data]
         more = first.more
         while more:
             part = inbox.recv(zmq.NOBLOCK, copy=False)
             frames.append(part.buffer)  # writable, and keeps the frame alive
             more = part.more
-        return frames
+        self._unpacked.append(frames)
 
     def _skip(self) -> None:
         """Drops the rest of a message that is not as it should be."""
@@ -228,9 +279,9 @@ class ZmqTransport:
         self._closed = True
         for peer in list(self._outboxes):
             self.hang_up(peer, linger)
+        if self._direct is not None:
+            self._direct.close(linger)
         self._close_inbox()
-        for fd in {self._wake_read, self._wake_write}:
-            os.close(fd)
 
     def _close_inbox(self) -> None:
         if self._guard is not None:
@@ -238,8 +289,16 @@ class ZmqTransport:
         self._inbox.close(0)
         self._context.term()
         self._remove_folder()
+        if self._epoll is not None:
+            self._epoll.close()
+        for fd in {self._wake_read, self._wake_write} - {-1}:
+            os.close(fd)
+        self._wake_read = self._wake_write = -1
 
     def _remove_folder(self) -> None:
+        if self._direct is not None:
+            self._direct.close()
+            self._direct = None
         if self._folder is not None:
             self._folder.close()
             self._folder = None
@@ -256,8 +315,48 @@ class _Outbox:
         self.held: list[Sequence[Frame]] = []
         self.busy = False
 
+    def send(self, frames: Sequence[Frame], hold: bool) -> bool:
+        """Sends a message, or keeps it back with those before it. Returns whether something is kept back.
+
+        Raises:
+            KeyError: the way was closed.
+        """
+        with self.lock:
+            dealer = self.dealer
+            if dealer.closed:
+                raise KeyError(self.endpoint)
+            if len(frames) == 1 and not (hold or self.held or self.busy):
+                self.busy = True
+                try:
+                    dealer.send(frames[0], zmq.NOBLOCK)
+                except zmq.Again:
+                    self.once_more(frames[0])
+                finally:
+                    self.busy = False
+                if not self.held:
+                    return False
+            else:
+                self.held.append(frames)
+            if hold and len(frames) == 1 and len(frames[0]) < _HOLD_BELOW and len(self.held) < _HOLD_AT_MOST:
+                return True
+            self._flush()
+            return False
+
     def flush(self) -> None:
-        """Sends what is held, under the lock."""
+        """Sends what is kept back."""
+        if self.held:
+            with self.lock:
+                if not self.dealer.closed:
+                    self._flush()
+
+    def close(self, linger: float) -> None:
+        """Closes the way; what is under way may still leave for `linger` seconds."""
+        with self.lock:
+            if linger and not self.dealer.closed:
+                self._flush()
+            self.dealer.close(int(linger * 1000))
+
+    def _flush(self) -> None:
         if self.busy:
             return
         self.busy = True
@@ -337,8 +436,9 @@ def _drain(fd: int) -> None:
 
 
 def reachable(endpoints: Sequence[str]) -> str:
-    """Picks the first endpoint to use from here: an ipc path may be another host's, container's or user's."""
+    """Picks the first endpoint to use from here: a path may be another host's, container's or user's."""
     for endpoint in endpoints:
-        if not endpoint.startswith("ipc://") or folders.is_private(endpoint[6:]):
+        scheme, _, path = endpoint.partition("://")
+        if scheme not in ("ipc", "unix") or folders.is_private(path):
             return endpoint
     return endpoints[-1]

@@ -1,0 +1,178 @@
+"""The direct way between processes of one host, without workers (DW1 to DW3): streams, backlogs, ends, nonsense."""
+
+from __future__ import annotations
+
+import os
+import random
+import select
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from actorrpc.wire import direct
+from actorrpc.wire.zeromq import ZmqTransport
+from tests.wire.test_zeromq import receive
+
+pytestmark = pytest.mark.skipif(not direct.AVAILABLE, reason="this system has no direct way")
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[ZmqTransport, ZmqTransport]]:
+    """Two transports, the first of which has dialled the second as number 1."""
+    here, there = ZmqTransport(), ZmqTransport()
+    here.dial(1, there.endpoints)
+    yield here, there
+    here.close()
+    there.close()
+
+
+def until(condition: Callable[[], bool], *transports: ZmqTransport) -> None:
+    """Lets transports do what their leaders would until something holds."""
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end
+        for transport in transports:
+            transport.receive(0.01)
+
+
+def knock(transport: ZmqTransport) -> socket.socket:
+    """Connects to a transport as any process of this user may."""
+    way = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    way.settimeout(20)
+    way.connect(transport.endpoints[0].removeprefix(direct.SCHEME))
+    return way
+
+
+def test_messages_of_all_shapes_arrive_whole_and_in_order(pair: tuple[ZmqTransport, ZmqTransport]) -> None:
+    here, there = pair
+    dice = random.Random(3)
+    sizes = (0, 1, 7, 500, 4000, 65_535, 65_536, 65_537, 262_143, 262_144, 1_000_000)
+    sent = []
+    for _ in range(150):
+        more = [dice.randbytes(dice.choice(sizes)) for _ in range(dice.choice((0, 0, 1, 3)))]
+        sent.append([dice.randbytes(dice.choice(sizes) or 1), *more])
+    for frames in sent:
+        here.send(1, frames, hold=dice.random() < 0.3)
+    here.flush()
+    got = receive(there, len(sent), here)
+    assert [[bytes(frame) for frame in frames] for frames in got] == sent
+
+
+def test_a_stream_that_comes_byte_by_byte_is_understood() -> None:
+    there = ZmqTransport()
+    stream = struct.pack("<I", 3) + b"one" + struct.pack("<I3Q", 1 << 31 | 3, 2, 0, 4) + b"twofour"[:2] + b"four"
+    got = []
+    with knock(there) as way:
+        for byte in stream:
+            way.send(bytes([byte]))
+            for _ in range(2):
+                frames = there.receive(0)
+                if frames is not None:
+                    got.append([bytes(frame) for frame in frames])
+    there.close()
+    assert got == [[b"one"], [b"tw", b"", b"four"]]
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        struct.pack("<I", 1 << 31),  # no frames
+        struct.pack("<I", 0xFFFFFFFF),  # too many
+        struct.pack("<IQ", 1 << 31 | 1, 1 << 62),  # larger than any memory
+    ],
+)
+def test_nonsense_ends_its_way_and_no_other(nonsense: bytes, pair: tuple[ZmqTransport, ZmqTransport]) -> None:
+    here, there = pair
+    with knock(there) as way:
+        way.send(nonsense + bytes(100))
+        until(lambda: bool(select.select([way], [], [], 0)[0]), there)
+        assert way.recv(1) == b""
+    here.send(1, [b"still there"])
+    assert receive(there, 1, here) == [[b"still there"]]
+
+
+def test_what_a_full_socket_does_not_take_leaves_when_there_is_room(pair: tuple[ZmqTransport, ZmqTransport]) -> None:
+    here, there = pair
+    large = os.urandom(5_000_000)
+    here.send(1, [b"first", large])
+    here.send(1, [b"second"])
+    (first, second) = receive(there, 2, here)
+    assert bytes(first[1]) == large
+    assert second == [b"second"]
+
+
+def test_what_is_sent_before_hanging_up_arrives(pair: tuple[ZmqTransport, ZmqTransport]) -> None:
+    here, there = pair
+    here.send(1, [b"x" * 2_000_000])
+    here.send(1, [b"goodbye"], hold=True)
+    here.hang_up(1, 5.0)
+    got = receive(there, 2, here)
+    assert [len(frames[0]) for frames in got] == [2_000_000, 7]
+    with pytest.raises(KeyError):
+        here.send(1, [b"too late"])
+
+
+def test_a_way_whose_other_end_is_gone_takes_and_drops(pair: tuple[ZmqTransport, ZmqTransport]) -> None:
+    here, there = pair
+    here.send(1, [b"x"])
+    receive(there, 1)
+    there.close()
+    for _ in range(3):
+        here.send(1, [b"y" * 1_000_000, b"z"])
+        here.receive(0)
+
+
+def test_a_peer_that_is_gone_already_is_dialled_all_the_same() -> None:
+    here, there = ZmqTransport(), ZmqTransport()
+    endpoints = there.endpoints
+    there.close()
+    here.dial(1, endpoints)
+    here.send(1, [b"x"])
+    here.close()
+
+
+def test_an_end_is_seen_though_a_forked_child_holds_the_socket() -> None:
+    there = ZmqTransport()
+    with knock(there) as way:
+        assert there.receive(0.05) is None
+        child = os.fork()
+        if not child:
+            time.sleep(30)
+            os._exit(0)
+        try:
+            there.close()
+            assert way.recv(1) == b""
+        finally:
+            os.kill(child, 9)
+            os.waitpid(child, 0)
+
+
+def test_descriptors_are_given_back(pair: tuple[ZmqTransport, ZmqTransport]) -> None:
+    _, there = pair
+    there.receive(0.01)
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(20):
+        other = ZmqTransport()
+        other.dial(1, there.endpoints)
+        other.send(1, [b"x" * 300_000])
+        receive(there, 1, other)
+        other.close()
+    until(lambda: len(os.listdir("/proc/self/fd")) <= before, there)
+
+
+def test_only_a_private_folder_is_dialled(tmp_path: Path) -> None:
+    here, there = ZmqTransport(), ZmqTransport()
+    try:
+        os.chmod(os.path.dirname(there.endpoints[0].removeprefix(direct.SCHEME)), 0o755)
+        here.dial(1, there.endpoints)
+        here.send(1, [b"by tcp"])
+        assert receive(there, 1) == [[b"by tcp"]]
+        assert here._direct is not None
+        assert not there._direct._incoming  # type: ignore[union-attr]
+    finally:
+        here.close()
+        there.close()
