@@ -54,9 +54,9 @@ def forged(world: World, mark: Path, sender: int = 1) -> list[bytes]:
 
 
 def doors(world: World, rank: int = 0) -> list[str]:
-    """Where a rank listens."""
+    """Where a rank listens with ZeroMQ. (A direct way is the same user's only, and there is none with a token.)"""
     found: list[str] = world.on(rank, lambda: list(session.current().worker.transport.endpoints))
-    return found
+    return [endpoint for endpoint in found if not endpoint.startswith("unix://")]
 
 
 # -- ZeroMQ
@@ -308,7 +308,7 @@ class Impostor:
         verdict = {"session": "s", "members": [me.to_json(), record], "devices": {}}
         frames = Codec().dumps((os.mkdir, (str(self._mark),), {}), None)
         header = Header(Kind.TELL, 0, 0, 5, 7, 1, *EXECUTOR, 99, -1, _NEVER)
-        for endpoint in record["endpoints"]:
+        for endpoint in record["endpoints"][-1:]:
             way = self._context.socket(zmq.DEALER)
             way.setsockopt(zmq.LINGER, 1000)
             way.connect(endpoint)

@@ -86,10 +86,9 @@ class SealedStore(HintStore):
         sealed = words_in(found)
         try:
             data = json.loads(found if sealed is None else sealed)
-            endpoint, session = reachable([str(e) for e in data["endpoints"]]), str(data["session"])
+            by_zeromq = [str(e) for e in data["endpoints"] if str(e).startswith(("tcp://", "ipc://"))]
+            endpoint, session = reachable(by_zeromq), str(data["session"])
         except (ValueError, KeyError, TypeError, IndexError, AttributeError):
-            return False
-        if not endpoint.startswith(("tcp://", "ipc://")):
             return False
         words = self._farewell(session) if sealed is None else ()
         return knock(endpoint, seconds, with_keys=sealed is not None and self._keys is not None, words=words)

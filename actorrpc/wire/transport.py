@@ -56,7 +56,7 @@ class Transport(Protocol):
     def receive(self, timeout: float | None) -> list[Frame] | None:
         """Waits for a message, at most `timeout` seconds (None: without bound).
 
-        Returns its frames; None when `wake` was called, time ran out, or what came was not a whole message yet.
+        Returns its frames; None when `wake` was called or time ran out.
         """
 
     def wake(self) -> None:

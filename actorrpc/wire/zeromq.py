@@ -23,6 +23,7 @@ import select
 import struct
 import sys
 import threading
+import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -95,6 +96,7 @@ class ZmqTransport:
         self._unpacked: deque[list[Frame]] = deque()
         self.holding = self.crowded = False
         self.emptied = 0
+        self._woken = False
         self._door = threading.Lock()
         self._closed = False
         self._wake_read = self._wake_write = -1
@@ -209,32 +211,42 @@ class ZmqTransport:
         return self._poller.poll(None if timeout is None else max(0, int(timeout * 1000 + 0.999)))
 
     def receive(self, timeout: float | None) -> list[Frame] | None:
-        unpacked, woken = self._unpacked, False
+        unpacked = self._unpacked
+        self._woken = False
         if not unpacked:
             if self.crowded or self.holding:
-                woken = self._look(0)
+                self._look(0)
                 self.crowded = bool(unpacked)
                 if not unpacked and self.holding:
                     self.flush()
-            if not unpacked and not woken:
-                woken = self._look(timeout)
+            if not unpacked and not self._woken:
+                self._wait(timeout)
                 self.crowded = len(unpacked) > 1 or self._more
             if not unpacked:
                 self.emptied += 1
-        if woken or not unpacked:  # what came stays for the next time: whoever called wake wants the leader's eye now
+        if self._woken or not unpacked:  # what came stays for the next time: whoever called wake wants a look around
             return None
         return unpacked.popleft()
 
+    def _wait(self, timeout: float | None) -> None:
+        """Waits until a message is there, `wake` is called or time runs out."""
+        end = None
+        while self._look(timeout) and not self._unpacked and not self._woken:
+            if timeout is not None:  # something was done, but there is no whole message yet
+                now = time.monotonic()
+                end = now + timeout if end is None else end
+                timeout = max(0.0, end - now)
+
     def _look(self, timeout: float | None) -> bool:
-        """Waits for something to do, and does it. Returns whether `wake` was called."""
-        woken = False
+        """Waits for something to do, and does it. Returns whether there was anything."""
         if self._more:
             timeout = 0.0
+        found = self._poll(timeout)
         fd: int
-        for fd, _ in self._poll(timeout):
+        for fd, _ in found:
             if fd == self._wake_read:
                 _drain(fd)
-                woken = True
+                self._woken = True
             elif fd == self._inbox_fd:
                 self._more = True
             elif self._direct is not None:
@@ -243,7 +255,8 @@ class ZmqTransport:
             if int(self._inbox.get(zmq.EVENTS)) & zmq.POLLIN:
                 self._take()
             self._more = bool(int(self._inbox.get(zmq.EVENTS)) & zmq.POLLIN)
-        return woken
+            return True
+        return bool(found)
 
     def _take(self) -> None:
         """Takes one message out of the inbox."""

@@ -51,6 +51,7 @@ def receive(transport: ZmqTransport, count: int, *senders: ZmqTransport) -> list
         for sender in senders:
             assert sender.receive(0) is None
         frames = transport.receive(0.01 if senders else 5.0)
+        assert senders or frames is not None, f"only {len(got)} of {count} messages came"
         if frames is not None:
             got.append(frames)
     return got
