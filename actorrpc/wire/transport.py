@@ -32,7 +32,7 @@ class Transport(Protocol):
     """Whether messages are held back, to leave together with others."""
 
     crowded: bool
-    """Whether the last message lay there already when it was asked for: then more may, and answers had better wait."""
+    """Whether more messages lie there than the last one: then answers had better wait for each other."""
 
     emptied: int
     """How many times `receive` has found nothing there."""

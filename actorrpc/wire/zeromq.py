@@ -214,19 +214,19 @@ class ZmqTransport:
         unpacked = self._unpacked
         self._woken = False
         if not unpacked:
-            if self.crowded or self.holding:
+            if self.holding:
                 self._look(0)
-                self.crowded = bool(unpacked)
-                if not unpacked and self.holding:
+                if not unpacked:
                     self.flush()
             if not unpacked and not self._woken:
                 self._wait(timeout)
-                self.crowded = len(unpacked) > 1 or self._more
             if not unpacked:
                 self.emptied += 1
         if self._woken or not unpacked:  # what came stays for the next time: whoever called wake wants a look around
             return None
-        return unpacked.popleft()
+        message = unpacked.popleft()
+        self.crowded = self._more or bool(unpacked)
+        return message
 
     def _wait(self, timeout: float | None) -> None:
         """Waits until a message is there, `wake` is called or time runs out."""
