@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("actorrpc")
 TICK = 0.001
 _IDLE_SECONDS = 10.0
-_LONG_WAIT = 0.02
+_LONG_WAIT = 0.25
 _SPARE_HANDS = 2
 _get_ident = threading.get_ident
 
