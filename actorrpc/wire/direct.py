@@ -45,7 +45,7 @@ SCHEME = "unix://"
 _WORD = struct.Struct("<I")
 _MANY = 1 << 31
 _MOST_FRAMES = 1 << 16
-_READ = 1 << 15
+_READ = 1 << 17
 """Bytes that are read at once, where it is not known how many there are."""
 _APART = 1 << 16
 """Bytes from which a frame is read into its own memory, and written from where it lies."""
@@ -76,6 +76,7 @@ class DirectWays:
     def __init__(self, path: str, epoll: select.epoll) -> None:
         self._epoll = epoll
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._buffer = memoryview(bytearray(_READ))
         self._incoming: dict[int, _Incoming] = {}
         self._outgoing: dict[int, Outgoing] = {}
         """Ways with a backlog, by descriptor."""
@@ -133,7 +134,7 @@ class DirectWays:
                 log.warning("a process of another user (%d) was turned away", user)
                 here.close()
                 continue
-            self._incoming[here.fileno()] = _Incoming(here)
+            self._incoming[here.fileno()] = _Incoming(here, self._buffer)
             self._epoll.register(here.fileno(), _IN)
 
     def _forget(self, incoming: _Incoming) -> None:
@@ -175,12 +176,13 @@ class _Incoming:
 
     Arguments:
         socket: this end of it.
+        buffer: what is read first goes there; the leader's, for all ways.
     """
 
-    __slots__ = ("_apart", "_filled", "_frames", "_rest", "_sizes", "socket")
+    __slots__ = ("_apart", "_buffer", "_filled", "_frames", "_rest", "_sizes", "socket")
 
-    def __init__(self, socket: socket.socket) -> None:
-        self.socket = socket
+    def __init__(self, socket: socket.socket, buffer: memoryview) -> None:
+        self.socket, self._buffer = socket, buffer
         self._rest = b""
         """The beginning of a message that was not whole."""
         self._frames: list[Frame] = []
@@ -194,10 +196,11 @@ class _Incoming:
         """Reads what is there, within reason. Returns False at the end of the way, or where it makes no sense."""
         try:
             if self._apart is None:
-                data = self.socket.recv(_READ, _NO_WAIT)
-                if not data:
+                count = self.socket.recv_into(self._buffer, 0, _NO_WAIT)
+                if not count:
                     return False
-                self._take(self._rest + data if self._rest else data, messages)
+                data = self._buffer[:count]
+                self._take(self._rest + data if self._rest else data if count >= _APART else bytes(data), messages)
             for _ in range(_TURNS):
                 if self._apart is None:
                     break
@@ -214,7 +217,7 @@ class _Incoming:
             return False
         return True
 
-    def _take(self, data: bytes, messages: deque[list[Frame]]) -> None:
+    def _take(self, data: bytes | memoryview, messages: deque[list[Frame]]) -> None:
         """Takes whole messages from data, and keeps the rest."""
         at, end = 0, len(data)
         while end - at >= 4:
@@ -231,16 +234,16 @@ class _Incoming:
                 continue
             start = at + 4
             if start + word <= end:
-                messages.append([data[start : start + word]])
+                messages.append([bytes(data[start : start + word])])
                 at = start + word
             elif word < _APART:
                 break
             else:
                 self._sizes = [word]
                 at = self._next(data, start, messages)
-        self._rest = data[at:] if at < end else b""
+        self._rest = bytes(data[at:]) if at < end else b""
 
-    def _next(self, data: bytes, at: int, messages: deque[list[Frame]]) -> int:
+    def _next(self, data: bytes | memoryview, at: int, messages: deque[list[Frame]]) -> int:
         """Goes on with a message frame by frame, from data or, at its end, into memory of its own; returns where."""
         frames, sizes = self._frames, self._sizes
         if self._apart is not None:
@@ -250,7 +253,7 @@ class _Incoming:
             size = sizes[len(frames)]
             here = min(size, len(data) - at)
             if here == size and not frames:
-                frames.append(data[at : at + size])
+                frames.append(bytes(data[at : at + size]))
                 at += size
                 continue
             # Writable, its own, and not cleared first: it is filled in any case.
@@ -316,6 +319,7 @@ class Outgoing:
             while self._held:
                 held, self._held = self._held, []
                 small: list[Frame] = []
+                pieces: list[bytes | memoryview] = []
                 for frames in held:
                     if len(frames) == 1 and len(frames[0]) < _APART:
                         small += (_WORD.pack(len(frames[0])), frames[0])
@@ -326,27 +330,36 @@ class Outgoing:
                         if size < _APART:
                             small.append(frame)
                         elif size:
-                            self._write(b"".join(small))
+                            pieces += (b"".join(small), memoryview(frame).cast("B"))
                             small = []
-                            self._write(memoryview(frame).cast("B"))
                 if small:
-                    self._write(b"".join(small))
+                    pieces.append(b"".join(small))
+                self._write(pieces)
         finally:
             self._sending = False
 
-    def _write(self, data: bytes | memoryview) -> None:
+    def _write(self, pieces: list[bytes | memoryview]) -> None:
         count = 0
         if not self._backlog:
             try:
-                count = self.socket.send(data, _NO_WAIT)
+                if len(pieces) == 1:
+                    count = self.socket.send(pieces[0], _NO_WAIT)
+                else:
+                    count = self.socket.sendmsg(pieces[:_GATHER], (), _NO_WAIT)
             except BlockingIOError:
                 pass
             except OSError as e:
                 log.debug("a direct way has ended: %s", e)  # DW3
                 return
-        if count < len(data):
-            rest = memoryview(data)[count:]
-            self._backlog.append(rest if len(data) >= _COPY_BELOW else bytes(rest))
+        for piece in pieces:
+            size = len(piece)
+            if count >= size:
+                count -= size
+                continue
+            rest = memoryview(piece)[count:]
+            count = 0
+            self._backlog.append(rest if size >= _COPY_BELOW else bytes(rest))
+        if self._backlog:
             self._ways.arm(self)
 
     def go_on(self) -> None:
