@@ -164,6 +164,18 @@ def test_descriptors_are_given_back(pair: tuple[ZmqTransport, ZmqTransport]) -> 
     until(lambda: len(os.listdir("/proc/self/fd")) <= before, there)
 
 
+def test_a_process_of_another_user_is_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = ZmqTransport()
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)  # so that this process is somebody else's
+    with knock(there) as way:
+        way.send(struct.pack("<I", 3) + b"one")
+        assert there.receive(0.2) is None
+        until(lambda: bool(select.select([way], [], [], 0)[0]), there)
+        with pytest.raises(ConnectionResetError):
+            way.recv(1)
+    there.close()
+
+
 def test_only_a_private_folder_is_dialled(tmp_path: Path) -> None:
     here, there = ZmqTransport(), ZmqTransport()
     try:
