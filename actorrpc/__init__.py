@@ -13,10 +13,12 @@ from actorrpc.backends import (
     init_backend,
     register_backend,
 )
+from actorrpc.current import CurrentCall, current_call
 from actorrpc.errors import (
     ActorGoneError,
     ActorRPCError,
     AuthenticationError,
+    CancelledError,
     DeserializationError,
     DeviceMapError,
     GradientMismatchError,
@@ -61,6 +63,8 @@ __all__ = [
     "AuthenticationError",
     "BackendType",
     "BackendValue",
+    "CancelledError",
+    "CurrentCall",
     "DeserializationError",
     "DeviceMapError",
     "Future",
@@ -89,6 +93,7 @@ __all__ = [
     "autograd",
     "backend_registered",
     "construct_rpc_backend_options",
+    "current_call",
     "functions",
     "get_rpc_timeout",
     "get_worker_info",

@@ -9,6 +9,7 @@ the fields as state).
 
 from __future__ import annotations
 
+from concurrent import futures
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -93,6 +94,10 @@ class ActorGoneError(ActorRPCError):
 
 class RPCTimeoutError(ActorRPCError, TimeoutError):
     """A call was not answered within its time. It may or may not have run."""
+
+
+class CancelledError(ActorRPCError, futures.CancelledError):
+    """A call or a future was cancelled (`Future.cancel`). The call may have begun, and then runs on."""
 
 
 class WorkerLostError(ActorRPCError):

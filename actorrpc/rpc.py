@@ -302,7 +302,7 @@ def rpc_sync(
     worker = current().worker
     body, number = _body(func, args, kwargs), resolve(worker, to)
     with span("rpc_sync", func, worker, number):
-        return worker.wait_result(worker.request(number, EXECUTOR, body, timeout, func))
+        return worker.wait_result(worker.request(number, EXECUTOR, body, timeout, func, bounded=True))
 
 
 def rpc_async(
@@ -326,7 +326,7 @@ def rpc_async(
     with span("rpc_async", func, worker, number):
         try:
             return Future._of_call(
-                worker, lambda then: worker.request(number, EXECUTOR, body, timeout, func, then=then)
+                worker, lambda then: worker.request(number, EXECUTOR, body, timeout, func, then, bounded=True)
             )
         except WorkerLostError as e:  # found now or later is a matter of chance; a loop over workers is to go on
             return failed_future(e)

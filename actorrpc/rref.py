@@ -138,7 +138,8 @@ class RRef(Generic[T]):
         self._check_open("to_here() on it after deletion")
         worker = handle.service.worker
         with fetching(worker, handle.owner):
-            value: T = worker.wait_result(worker.request(handle.owner, handle.ref, (None, (), {}), timeout, "to_here"))
+            call = worker.request(handle.owner, handle.ref, (None, (), {}), timeout, "to_here", bounded=True)
+            value: T = worker.wait_result(call)
         return value
 
     def backward(self, dist_autograd_ctx_id: int = -1, retain_graph: bool = False) -> None:

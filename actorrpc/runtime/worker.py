@@ -16,7 +16,6 @@ from actorrpc.errors import (
     NotAMemberError,
     ProtocolError,
     RemoteError,
-    RPCTimeoutError,
     UnknownNameError,
 )
 from actorrpc.runtime.calls import Calls
@@ -26,10 +25,11 @@ from actorrpc.runtime.handling import NO_CONTEXT, Handling, here
 from actorrpc.runtime.keeper import Keeper
 from actorrpc.runtime.lanes import Job, Lane
 from actorrpc.runtime.members import Members
-from actorrpc.runtime.message import Message, Parcel
+from actorrpc.runtime.message import RUNNING, Message, Parcel
 from actorrpc.runtime.outbox import Outbox
 from actorrpc.runtime.patience import Patience
 from actorrpc.runtime.peers import Standing
+from actorrpc.runtime.serving import Serving
 from actorrpc.wire import envelope
 from actorrpc.wire.codec import NONE, Codec, mentions_main
 from actorrpc.wire.envelope import HEADER_SIZE, MARK, Flag, Kind, context_of
@@ -81,6 +81,7 @@ class Worker:
         self.members = Members(self)
         self.peers, self.names, self.ranks = self.members.peers, self.members.names, self.members.ranks
         self.calls = Calls(self)
+        self.serving = Serving(self)
         self.cells: dict[tuple[int, int], Cell] = {}
         self.fallback: Cell | None = None
         """Takes what is addressed to actors that have no cell."""
@@ -173,6 +174,7 @@ class Worker:
         note: Callable[[Call], None] | None = None,
         flags: int = 0,
         number: int | None = None,
+        bounded: bool = False,
     ) -> Call:
         """Sends a request.
 
@@ -185,6 +187,7 @@ class Worker:
             then, note: see `Call`.
             flags: bits of `Flag`, beside those that the payload asks for.
             number: the call's id, where it is not the next one: one that no other call has.
+            bounded: whether it ends, at the latest, with the time of the handler that makes it: users' own calls do.
 
         Returns the call, to be waited for and read with `result`.
 
@@ -198,7 +201,7 @@ class Worker:
         if mentions_main(frames) and not self._has_another_main(to):
             again = lambda: self.write(body, to, context, by_value=True)  # noqa: E731
         return self.calls.post(
-            to, target, frames, timeout, what, parcel, again, then, note, flags, None, context, number
+            to, target, frames, timeout, what, parcel, again, then, note, flags, None, context, number, bounded
         )
 
     def tell(self, to: int, target: tuple[int, int], body: object, *, control: bool = False) -> None:
@@ -269,6 +272,8 @@ class Worker:
             message = Message(
                 self, kind, flags, caller, call_id, creator, local, chain, context, deadline, number, frames
             )  # fmt: skip
+            if kind == Kind.REQUEST and not flags & Flag.CONTROL:
+                self.serving.requests[caller, call_id] = message
             cell = self.cells.get((creator, local), self.fallback)
             if cell is None:
                 message.cell = _NO_CELL
@@ -276,6 +281,8 @@ class Worker:
             return cell.accept(message)
         if kind == Kind.REPLY or kind == Kind.ERROR:
             return self.calls.answered(call_id, caller, kind == Kind.ERROR, flags, frames, number)
+        if kind == Kind.CANCEL:
+            return (Lane.FREE, self.serving.cancel, (caller, call_id, remaining))
         return None
 
     def _greeting(self, data: bytes) -> None:
@@ -293,11 +300,9 @@ class Worker:
 
     def perform(self, message: Message) -> None:
         """Runs a message's handler on the present thread and sees to it that the message is answered."""
-        if message.deadline is not None and message.deadline <= self.clock.now():
-            if message.holds_refs:
-                self.discard((message.frames, message.caller))
-            if message.kept is not None:
-                message.kept.fill(None, RPCTimeoutError("the object was not made: the time of the call had run out"))
+        message.stage = RUNNING
+        if message.cancelled or (message.deadline is not None and message.deadline <= self.clock.now()):
+            self.serving.drop(message)
             return  # the caller has given up; what has not begun is not run
         here.handling = Handling(self, message, message.chain, message.mailbox, message.turn)
         here.context = message.context
@@ -311,6 +316,7 @@ class Worker:
         except BaseException as e:
             message.fail(e)
         finally:
+            self.serving.returned(message)
             here.handling = None
             here.context = NO_CONTEXT
             if not torch.is_grad_enabled():
@@ -328,6 +334,10 @@ class Worker:
             return
         frames = snapshot(frames)
         self._answer(message, Kind.REPLY, Flag.REFS if parcel.refs else 0, frames, parcel)
+
+    def answer_nothing(self, message: Message) -> None:
+        """Tells the caller of a message, who has given up, that nothing was run."""
+        self._answer(message, Kind.ERROR, Flag.DROPPED, _NOTHING)
 
     def answer_error(self, message: Message, error: BaseException, flags: int) -> None:
         """Sends an error as the answer; the error of a tell is logged, since nobody waits for it."""
