@@ -12,6 +12,26 @@ if TYPE_CHECKING:
     from actorrpc.runtime.message import Message
 
 
+class no_wait:
+    """A block in which calls do not wait for room: where too much is under way to a callee (`max_pending` of the
+    options or of an Actor's class), `tell`, `rpc_async`, `remote` and a group's calls raise BackpressureError, and send
+    nothing.
+
+    For the present thread; blocks may be nested.
+
+    >>> with rpc.no_wait():
+    ...     server.tell().report(state)
+    """
+
+    __slots__ = ("_outside",)
+
+    def __enter__(self) -> None:
+        self._outside, here.no_wait = here.no_wait, True
+
+    def __exit__(self, *_: object) -> None:
+        here.no_wait = self._outside
+
+
 class CurrentCall:
     """The call that a handler serves; see `current_call`."""
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Union
 
 import torch
 
+from actorrpc.runtime.limits import DEFAULT_BYTES, DEFAULT_CALLS
 from actorrpc.services.devices import Devices
 
 DEFAULT_RPC_TIMEOUT = 60.0
@@ -57,6 +58,12 @@ class RpcBackendOptions:
             way to rank 0 for others.
         report_leaks: whether a graceful shutdown lists, in a warning of the logger "actorrpc", the references that are
             still held then, and where each was made. Default False, or ACTORRPC_REPORT_LEAKS=1.
+        max_pending: how many calls this worker may have under way to each other one, and to itself: calls that are not
+            answered and tells that have not begun. A quarter of them may be to one actor or object, and to functions.
+            Further ones wait for room, or raise BackpressureError (see `no_wait`). `rpc_sync` does not count: it waits
+            for its answer in any case. Default 40,000.
+        max_pending_bytes: the same in bytes of what has not begun; a larger message goes alone. Default 128 MiB.
+        max_message_bytes: a larger message is refused, with a MessageTooLargeError. Default None: any size.
 
     Raises:
         ValueError, TypeError: an option is out of range, or of the wrong kind.
@@ -75,6 +82,9 @@ class RpcBackendOptions:
         security_token: str | bytes | None = None,
         address: str | None = None,
         report_leaks: bool | None = None,
+        max_pending: int = DEFAULT_CALLS,
+        max_pending_bytes: int = DEFAULT_BYTES,
+        max_message_bytes: int | None = None,
     ) -> None:
         self.rpc_timeout = rpc_timeout
         self.init_method = init_method
@@ -84,6 +94,8 @@ class RpcBackendOptions:
         self.security_token = os.environ.get(_TOKEN_VARIABLE) if security_token is None else security_token
         self.address = address
         self.report_leaks = os.environ.get("ACTORRPC_REPORT_LEAKS") == "1" if report_leaks is None else report_leaks
+        self.max_pending, self.max_pending_bytes = max_pending, max_pending_bytes
+        self.max_message_bytes = max_message_bytes
 
     if not TYPE_CHECKING:  # type checkers see misspelt names themselves, unless there is a __setattr__
 
@@ -122,13 +134,34 @@ class RpcBackendOptions:
 
     @num_worker_threads.setter
     def num_worker_threads(self, number: int) -> None:
-        try:
-            threads = operator.index(number)
-        except TypeError:
-            raise TypeError(f"num_worker_threads must be a whole number, not {number!r}") from None
-        if threads < 1:
-            raise ValueError(f"num_worker_threads must be at least 1, not {threads}")
-        self._num_worker_threads = threads
+        self._num_worker_threads = _count("num_worker_threads", number)
+
+    @property
+    def max_pending(self) -> int:
+        """How many calls may be under way to each worker."""
+        return self._max_pending
+
+    @max_pending.setter
+    def max_pending(self, number: int) -> None:
+        self._max_pending = _count("max_pending", number)
+
+    @property
+    def max_pending_bytes(self) -> int:
+        """How many bytes of calls that have not begun may be under way to each worker."""
+        return self._max_pending_bytes
+
+    @max_pending_bytes.setter
+    def max_pending_bytes(self, number: int) -> None:
+        self._max_pending_bytes = _count("max_pending_bytes", number)
+
+    @property
+    def max_message_bytes(self) -> int | None:
+        """How many bytes a message may have; None: any."""
+        return self._max_message_bytes
+
+    @max_message_bytes.setter
+    def max_message_bytes(self, number: int | None) -> None:
+        self._max_message_bytes = None if number is None else _count("max_message_bytes", number)
 
     @property
     def init_timeout(self) -> float:
@@ -212,6 +245,9 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
         security_token: str | bytes | None = None,
         address: str | None = None,
         report_leaks: bool | None = None,
+        max_pending: int = DEFAULT_CALLS,
+        max_pending_bytes: int = DEFAULT_BYTES,
+        max_message_bytes: int | None = None,
     ) -> None:
         super().__init__(
             rpc_timeout,
@@ -222,6 +258,9 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
             security_token=security_token,
             address=address,
             report_leaks=report_leaks,
+            max_pending=max_pending,
+            max_pending_bytes=max_pending_bytes,
+            max_message_bytes=max_message_bytes,
         )
         self.device_maps = {} if device_maps is None else device_maps
         self.devices = () if devices is None else devices
@@ -333,6 +372,16 @@ def _seconds(name: str, value: object, rule: str, holds: Callable[[float], bool]
     if not math.isfinite(seconds) or not holds(seconds):
         raise ValueError(f"{name} {rule}, not {value}")
     return seconds
+
+
+def _count(name: str, given: int) -> int:
+    try:
+        number = operator.index(given)
+    except TypeError:
+        raise TypeError(f"{name} must be a whole number, not {given!r}") from None
+    if number < 1:
+        raise ValueError(f"{name} must be at least 1, not {number}")
+    return number
 
 
 def _known_names(name: str, given: Iterable[str] | None, known: tuple[str, ...]) -> tuple[str, ...] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from actorrpc.errors import WorkerLostError
+from actorrpc.errors import RPCTimeoutError, WorkerLostError
 from actorrpc.profiling import span
 from actorrpc.runtime.futures import Future
 from actorrpc.runtime.handling import NO_CONTEXT, here
@@ -100,12 +100,14 @@ def call_method(
             try:
                 return Future._of_call(
                     worker,
-                    lambda then: worker.request(handle.owner, handle.ref, body, timeout, what, then, bounded=True),
+                    lambda then: worker.request(
+                        handle.owner, handle.ref, body, timeout, what, then, bounded=True, counted=True
+                    ),
                 )
-            except WorkerLostError as e:
+            except (WorkerLostError, RPCTimeoutError) as e:
                 return failed_future(e)
         if verb == "tell":
-            return worker.tell(handle.owner, handle.ref, body)
+            return worker.tell(handle.owner, handle.ref, body, what=what)
         return ref._wrap(handle.service.create(handle.owner, handle.ref, body, timeout, what))
 
 
@@ -139,7 +141,9 @@ def call_all(
         handle.check()
         return Future._of_call(
             worker,
-            lambda then: worker.calls.post(handle.owner, handle.ref, frames, timeout, name, then=then, bounded=True),
+            lambda then: worker.calls.post(
+                handle.owner, handle.ref, frames, timeout, name, then=then, bounded=True, counted=True
+            ),
         )
 
     return [_or_failed(lambda r=ref: send(r._handle)) for ref in refs]  # type: ignore[misc]

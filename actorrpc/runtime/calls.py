@@ -61,6 +61,7 @@ class Calls:
         context: int = NO_CONTEXT,
         number: int | None = None,
         bounded: bool = False,
+        counted: bool = False,
     ) -> Call:
         """Sends a request whose payload is written. Arguments and errors: see `Worker.request`; `chain`: the call
         chain, where that is not the present thread's.
@@ -70,13 +71,23 @@ class Calls:
             timeout = worker.timeout
         if timeout > _A_LIFETIME:  # infinity, say
             timeout = 0.0
-        deadline, remaining = self.deadline(timeout), timeout or _NEVER
-        call = Call(next(self._ids) if number is None else number, to, timeout, deadline, what)
-        if bounded and (handling := here.handling) is not None and (message := handling.message) is not None:
-            limit = message.deadline
-            if limit is not None and (deadline is None or limit < deadline):
-                call.deadline, call.bound, deadline = limit, message.caller, limit
-                remaining = limit - worker.clock.now()
+        deadline, bound, remaining = self.deadline(timeout), None, timeout or _NEVER
+        if bounded and here.handling is not None:
+            deadline, bound = self.deadline_here(timeout)
+        if number is None:
+            number = next(self._ids)
+        if counted:
+            try:
+                worker.limits.admit(to, target, number, frames, False, deadline, what)
+            except BaseException:
+                if parcel is not None:
+                    parcel.restart()
+                raise
+            flags |= Flag.COUNTED
+        if deadline is not None and (counted or bound is not None):
+            remaining = deadline - worker.clock.now()
+        call = Call(number, to, timeout, deadline, what)
+        call.bound = bound
         call.again, call.then, call.note = again, then, note
         if parcel is not None and parcel.refs:
             call.refs = parcel
@@ -91,6 +102,7 @@ class Calls:
             worker.emit(to, out, frames, False, parcel.trace if parcel is not None else None)
         except BaseException:
             self.pending.pop(call.id, None)
+            worker.limits.answered(call.id)
             if parcel is not None:
                 parcel.restart()
             raise
@@ -104,6 +116,17 @@ class Calls:
             timeout = self._worker.timeout
         return self._worker.clock.now() + timeout if 0 < timeout <= _A_LIFETIME else None
 
+    def deadline_here(self, timeout: float) -> tuple[float | None, int | None]:
+        """Returns the same for a call that the present thread makes, whose handler's time bounds it; then, and only
+        then, with the id of the worker that called the handler.
+        """
+        deadline, handling = self.deadline(timeout), here.handling
+        message = None if handling is None else handling.message
+        limit = None if message is None else message.deadline
+        if message is None or limit is None or (deadline is not None and deadline <= limit):
+            return deadline, None
+        return limit, message.caller
+
     # -- answers
 
     def answered(
@@ -111,6 +134,8 @@ class Calls:
     ) -> Job | None:
         """Takes an answer in, under leadership. `place`: its place among the messages (RULE MB3)."""
         worker, call = self._worker, self.pending.get(number)
+        if worker.limits.counted and not (flags & Flag.NEEDS_VALUE and call is not None):
+            worker.limits.answered(number)
         if call is None or call.peer != caller or self.pending.pop(number, None) is None:
             # Late: it expired. References in it must be taken over and dropped, or their counts stay up.
             return (Lane.FREE, worker.discard, (frames, caller)) if flags & Flag.REFS else None

@@ -97,7 +97,10 @@ class Objects:
         """
         worker = self.worker
         if to == worker.id:
-            call = worker.request(to, target, body, timeout, what, flags=Flag.KEEP, number=self._new_id(), bounded=True)
+            number = self._new_id()
+            call = worker.request(
+                to, target, body, timeout, what, flags=Flag.KEEP, number=number, bounded=True, counted=True
+            )
             ref = worker.id, call.id
             with self.door:
                 entry = self._owned[ref]
@@ -116,7 +119,8 @@ class Objects:
         number = self._new_id()
         self._new_id()  # what the fork is shown with: its id is the reference's
         call = worker.request(
-            to, target, body, timeout, what, note=answered, flags=Flag.KEEP, number=number, bounded=True
+            to, target, body, timeout, what, note=answered, flags=Flag.KEEP, number=number, bounded=True,
+            counted=True,
         )
         ref = worker.id, call.id
         with self.door:
