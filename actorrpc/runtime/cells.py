@@ -132,5 +132,5 @@ class MailboxCell:
 
     def _refuse(self, message: Message) -> None:
         if message.flags & Flag.COUNTED:
-            self._worker.limits.begin(message)
+            self._worker.credit.begin(message)
         message.fail(ActorGoneError(f"{self._what} on {self._worker} takes no more messages: it has ended"))

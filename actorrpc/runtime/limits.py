@@ -23,20 +23,19 @@ import array
 import logging
 import sys
 import threading
-from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 from actorrpc.errors import ActorRPCError, BackpressureError, RPCTimeoutError
-from actorrpc.runtime.completion import Completion, Waiter, describe
-from actorrpc.runtime.crew import TICK
+from actorrpc.runtime.completion import Waiter, describe
+from actorrpc.runtime.credit import BATCH, BATCH_BYTES
 from actorrpc.runtime.handling import NO_CONTEXT, here
 from actorrpc.runtime.lanes import Lane
+from actorrpc.runtime.windows import MOST_PATIENCE, Counted, Place, Room, Window
 from actorrpc.wire.envelope import HEADER_SIZE, Flag, Kind, size_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from actorrpc.runtime.message import Message
     from actorrpc.runtime.peers import Peer
     from actorrpc.runtime.worker import Worker
     from actorrpc.wire.envelope import Frame
@@ -47,143 +46,14 @@ DEFAULT_BYTES: Final = 128 * 2**20
 SHARE: Final = 4
 """Of what a peer may have under way, an actor there may have this part, unless its class says otherwise."""
 _NEVER = float("inf")
-_SMALL: Final = 4096
-"""Bytes of a request that are given back with its answer only."""
-_BATCH: Final = 256
-_BATCH_BYTES: Final = 4 * 2**20
-_IDLE_SECONDS: Final = 1.0
-_PATIENCE_SECONDS: Final = 0.25
-_MOST_PATIENCE: Final = 5.0
-"""How long a window must stand still before a handler does more than wait (LM3): at first, and at last."""
 _OWN_AT_MOST: Final = 65536
-
-Place = tuple[int, int, int]
-"""An actor: its worker's id, and its own id."""
-
-
-class Window:
-    """What one worker has under way to a peer, or to an actor there. Under the door of its `Limits`.
-
-    Attributes:
-        to: the peer's id.
-        place: the actor; None for the peer as a whole.
-        calls, bytes: how much it is.
-        most_calls, most_bytes: how much it may be.
-        waiting: who waits for room.
-        racing: how many of those serve a mailbox meanwhile (LM4).
-        moved: when room was last given back.
-        patience: seconds for which it must have stood still before a handler does more than wait.
-        stuck: whether it has stood still for so long, and was not half empty since.
-    """
-
-    __slots__ = (
-        "bytes", "calls", "most_bytes", "most_calls", "moved", "patience", "place", "racing", "stuck", "to", "waiting",
-    )  # fmt: skip
-
-    def __init__(self, to: int, place: Place | None, most_calls: int, most_bytes: int) -> None:
-        self.to, self.place, self.most_calls, self.most_bytes = to, place, most_calls, most_bytes
-        self.calls = self.bytes = 0
-        self.waiting: deque[_Room] = deque()
-        self.racing, self.moved = 0, 0.0
-        self.patience, self.stuck = _PATIENCE_SECONDS, False
-
-    def fits(self, size: int) -> bool:
-        """Whether there is room for one more message."""
-        return self.calls < self.most_calls and (not self.bytes or self.bytes + size <= self.most_bytes)
-
-    def add(self, size: int) -> None:
-        """Takes up room."""
-        self.calls += 1
-        self.bytes += size
-
-    @property
-    def open(self) -> bool:
-        """Whether who comes now need not queue behind others."""
-        return not self.waiting or self.racing > 0
-
-    def queue(self, room: _Room) -> None:
-        """Has somebody wait."""
-        self.waiting.append(room)
-        self.racing += room.racing
-
-    def leave(self, room: _Room) -> None:
-        """Takes somebody out who waits."""
-        self.waiting.remove(room)
-        self.racing -= room.racing
-
-    def give_back(self, calls: int, size: int, now: float, ready: list[_Room]) -> None:
-        """Gives room back; adds those who are to be woken to `ready`."""
-        self.calls -= calls
-        self.bytes -= size
-        self.moved = now
-        if self.calls <= self.most_calls // 2 and self.bytes <= self.most_bytes // 2:
-            self.patience, self.stuck = _PATIENCE_SECONDS, False
-        if self.racing:
-            ready.extend(self.waiting)
-            return
-        while self.waiting and self.fits(self.waiting[0].size):
-            room = self.waiting.popleft()
-            room.granted = True
-            self.add(room.size)
-            ready.append(room)
-
-
-class _Room(Completion):
-    """The wait of one thread for room.
-
-    Attributes:
-        size: bytes.
-        granted: whether it has got some.
-        in_handler: whether it is a handler's.
-        racing: whether a mailbox is served meanwhile: an actor's `main` does from the first.
-    """
-
-    __slots__ = ("granted", "in_handler", "racing", "size")
-
-    def __init__(self, size: int, racing: bool = False) -> None:
-        super().__init__()
-        handling = here.handling
-        self.size, self.granted = size, False
-        self.in_handler = handling is not None and handling.message is not None
-        self.racing = handling is not None and handling.turn is not None and (racing or not self.in_handler)
-
-
-class _Counted:
-    """A message that was sent and takes up room."""
-
-    __slots__ = ("actor", "peer", "size", "tell")
-
-    def __init__(self, size: int, tell: bool, actor: Window, peer: Window) -> None:
-        self.size, self.tell, self.actor, self.peer = size, tell, actor, peer
-
-
-class _Begun:
-    """What one caller is to be told of: its counted messages that have begun here.
-
-    Attributes:
-        numbers: theirs.
-        bytes: how large they are together, about.
-        enough, enough_bytes: how much is to come together before it is told.
-        wanted: whether the caller waits for it.
-        handlers: whether some of those who wait there are handlers.
-        due: when it is told in any case; never where it is nothing.
-    """
-
-    __slots__ = ("bytes", "due", "enough", "enough_bytes", "handlers", "numbers", "wanted")
-
-    def __init__(self) -> None:
-        self.due = _NEVER
-        self.clear()
-
-    def clear(self) -> None:
-        self.numbers = array.array("Q")
-        self.bytes = 0
-        self.enough, self.enough_bytes = _BATCH, _BATCH_BYTES
-        self.wanted = self.handlers = False
 
 
 class Limits:
-    """The limits of one worker, on both sides: what it sends, and what it is sent.
+    """What one worker may send.
+
+    Arguments:
+        worker: whose.
 
     Attributes:
         counted: what was sent and takes up room, by number.
@@ -196,7 +66,7 @@ class Limits:
         self._door = threading.RLock()
         self._calls, self._bytes = DEFAULT_CALLS, DEFAULT_BYTES
         self.most_message: int | None = None
-        self.counted: dict[int, _Counted] = {}
+        self.counted: dict[int, Counted] = {}
         self._peers: dict[int, Window] = {}
         self._actors: dict[Place, Window] = {}
         self._own: dict[Place, tuple[int | None, int | None]] = {}
@@ -204,7 +74,6 @@ class Limits:
         """Windows that are waited for."""
         self._asked: dict[int, tuple[int, int, bool]] = {}
         """By peer, what it was asked for: batches of how many calls and bytes, and whether for a handler."""
-        self._begun: dict[int, _Begun] = {}
         worker.members.watchers.append(self._lost)
 
     def set(self, calls: int, size: int) -> None:
@@ -213,7 +82,7 @@ class Limits:
 
     def learn(self, place: Place, calls: int | None, size: int | None) -> None:
         """Learns the limits that an actor's class sets."""
-        ready: list[_Room] = []
+        ready: list[Room] = []
         with self._door:
             if len(self._own) >= _OWN_AT_MOST:  # of actors long gone, say; they are told again, or have the usual ones
                 del self._own[next(iter(self._own))]
@@ -231,8 +100,6 @@ class Limits:
             max(1, self._calls // SHARE) if calls is None else calls,
             max(1, self._bytes // SHARE) if size is None else size,
         )
-
-    # -- the sender's side
 
     def admit(
         self, to: int, target: tuple[int, int], number: int, frames: Sequence[Frame], tell: bool,
@@ -265,7 +132,7 @@ class Limits:
             if free or not _may_wait():
                 actor.add(size)
                 peer.add(size)
-                self.counted[number] = _Counted(size, tell, actor, peer)
+                self.counted[number] = Counted(size, tell, actor, peer)
                 return
             room = self._queue(actor, size, what)
         if not self._enter(actor, room, deadline, what):
@@ -279,11 +146,11 @@ class Limits:
             raise
         if entered:
             with self._door:
-                self.counted[number] = _Counted(size, tell, actor, peer)
+                self.counted[number] = Counted(size, tell, actor, peer)
 
-    def _queue(self, window: Window, size: int, what: object) -> _Room:
+    def _queue(self, window: Window, size: int, what: object) -> Room:
         """Takes a place in a window's queue, or room at once. Under the door."""
-        room = _Room(size, window.stuck)
+        room = Room(size, window.stuck)
         if window.open and window.fits(size):
             window.add(size)
             room.done = room.granted = True
@@ -297,7 +164,7 @@ class Limits:
             self._full.add(window)
         return room
 
-    def _enter(self, window: Window, room: _Room, deadline: float | None, what: object) -> bool:
+    def _enter(self, window: Window, room: Room, deadline: float | None, what: object) -> bool:
         """Waits for room that was queued for; returns False where its peer was lost, so that none is needed."""
         if room.done:
             return room.granted
@@ -312,9 +179,8 @@ class Limits:
                 if room.racing:
                     woken = worker.wait(room, until)
                 else:
-                    woken = room.done or worker.crew.wait(
-                        room, until, Waiter(worker.clock.gate()), for_room=True
-                    )
+                    waiter = Waiter(worker.clock.gate())
+                    woken = room.done or worker.crew.wait(room, until, waiter, for_room=True)
                 with self._door:
                     if room.granted or room not in window.waiting:
                         return room.granted
@@ -328,17 +194,17 @@ class Limits:
                             f"{self._state(window)}"
                         )
                     stands_still = room.in_handler and not woken and now - window.moved >= window.patience
-                    if stands_still and window.stuck and self._in_a_circle():
+                    if stands_still and window.stuck and worker.credit.keeps_handlers_waiting:
                         self._enter_beside(window, room)
-                        window.moved, window.patience = now, min(_MOST_PATIENCE, window.patience * 1.25)
+                        window.moved, window.patience = now, min(MOST_PATIENCE, window.patience * 1.25)
                         return True
                     window.stuck = window.stuck or stands_still
                     if woken or (stands_still and not room.racing):
                         window.leave(room)
-                        room = _Room(room.size, window.stuck)
+                        room = Room(room.size, window.stuck)
                         window.queue(room)
         except BaseException:
-            ready: list[_Room] = []
+            ready: list[Room] = []
             with self._door:
                 now = worker.clock.now()
                 if room.granted:
@@ -350,16 +216,12 @@ class Limits:
             self._let_go(ready)
             raise
 
-    def _enter_beside(self, window: Window, room: _Room) -> None:
+    def _enter_beside(self, window: Window, room: Room) -> None:
         """Takes room for one who waits. Under the door."""
         window.leave(room)
         window.add(room.size)
         if not window.waiting:
             self._full.discard(window)
-
-    def _in_a_circle(self) -> bool:
-        """Whether handlers elsewhere, or here, wait for this worker to begin what they have sent."""
-        return any(begun.handlers for begun in list(self._begun.values()))
 
     def _state(self, window: Window) -> str:
         peer = self._worker.peers.get(window.to)
@@ -378,8 +240,8 @@ class Limits:
             full = [window for window in self._full if window.to == to]
             if not full:
                 return
-            calls = max(1, min(_BATCH, *(window.most_calls // 8 for window in full)))
-            size = max(1, min(_BATCH_BYTES, *(window.most_bytes // 8 for window in full)))
+            calls = max(1, min(BATCH, *(window.most_calls // 8 for window in full)))
+            size = max(1, min(BATCH_BYTES, *(window.most_bytes // 8 for window in full)))
             in_handler = any(room.in_handler for window in full for room in window.waiting)
             if self._asked.get(to) == (calls, size, in_handler):
                 return
@@ -392,7 +254,7 @@ class Limits:
 
     def answered(self, number: int) -> None:
         """Takes a message out that was answered, or could not be sent. Under leadership, too."""
-        ready: list[_Room] = []
+        ready: list[Room] = []
         with self._door:
             counted = self.counted.pop(number, None)
             if counted is None:
@@ -403,11 +265,13 @@ class Limits:
     def credit(self, caller: int, frames: Sequence[Frame]) -> None:
         """Takes note of what has begun on a peer. Under leadership."""
         numbers = array.array("Q")
-        numbers.frombytes(bytes(memoryview(frames[0])[HEADER_SIZE:]))
-        self._note(caller, numbers)
+        payload = bytes(memoryview(frames[0])[HEADER_SIZE:])
+        numbers.frombytes(payload[: len(payload) // numbers.itemsize * numbers.itemsize])
+        self.note(caller, numbers)
 
-    def _note(self, peer: int, numbers: Sequence[int]) -> None:
-        ready: list[_Room] = []
+    def note(self, peer: int, numbers: Sequence[int]) -> None:
+        """Takes note of the numbers of what has begun on a peer."""
+        ready: list[Room] = []
         with self._door:
             self._asked.pop(peer, None)
             for number in numbers:
@@ -425,12 +289,11 @@ class Limits:
         if more:
             self._worker.crew.submit((Lane.CONTROL, self._ask, peer))
 
-    def _take_out(self, counted: _Counted, calls: int, ready: list[_Room]) -> None:
+    def _take_out(self, counted: Counted, calls: int, ready: list[Room]) -> None:
         now = self._worker.clock.now()
         counted.actor.give_back(calls, counted.size, now, ready)
         counted.peer.give_back(calls, counted.size, now, ready)
         self._tidy(counted.actor)
-
         if not counted.peer.waiting:
             self._full.discard(counted.peer)
 
@@ -442,14 +305,14 @@ class Limits:
                 self._actors.pop(window.place, None)
 
     def _give_back(self, actor: Window, size: int) -> None:
-        ready: list[_Room] = []
+        ready: list[Room] = []
         with self._door:
             actor.give_back(1, size, self._worker.clock.now(), ready)
             self._tidy(actor)
         self._let_go(ready)
 
-    def _let_go(self, ready: list[_Room]) -> None:
-        for room in ready:
+    def _let_go(self, ready: list[Room]) -> None:
+        for room in dict.fromkeys(ready):  # those who race are woken by each that is given back
             self._worker.complete(room)
 
     def _lost(self, peer: Peer) -> None:
@@ -463,12 +326,11 @@ class Limits:
             self._actors = {p: w for p, w in self._actors.items() if p[0] != number}
             self._own = {p: own for p, own in self._own.items() if p[0] != number}
             self.counted = {n: c for n, c in self.counted.items() if c.peer is not window}
-            self._begun.pop(number, None)
             self._asked.pop(number, None)
             rooms = self._empty(mine)
         self._let_go(rooms)
 
-    def _empty(self, windows: Sequence[Window]) -> list[_Room]:
+    def _empty(self, windows: Sequence[Window]) -> list[Room]:
         rooms = [room for window in windows for room in window.waiting]
         for window in windows:
             window.waiting.clear()
@@ -481,66 +343,6 @@ class Limits:
         with self._door:
             rooms = self._empty([*self._actors.values(), *self._peers.values()])
         self._let_go(rooms)
-
-    # -- the receiver's side
-
-    def begin(self, message: Message) -> None:
-        """Notes that a counted message begins, or is refused."""
-        size = HEADER_SIZE if not message.frames else size_of(message.frames)
-        if message.wants_answer and size < _SMALL:
-            return
-        now, caller = self._worker.clock.now(), message.caller
-        with self._door:
-            begun = self._begun.get(caller)
-            if begun is None:
-                begun = self._begun[caller] = _Begun()
-            begun.numbers.append(message.call)
-            begun.bytes += size
-            if len(begun.numbers) >= begun.enough or begun.bytes >= begun.enough_bytes:
-                due = None
-            else:
-                due = TICK if begun.wanted else _IDLE_SECONDS
-                if now + due < begun.due:
-                    begun.due = now + due
-                else:
-                    return
-        if due is None:
-            self._tell(caller)
-        else:
-            self._worker.keeper.after(due, lambda: self._tell(caller))
-
-    def want(self, what: tuple[int, int, int, int]) -> None:
-        """Hears that a caller waits for room: tells it of what has begun now, and then in smaller batches."""
-        caller, enough, in_handler, enough_bytes = what
-        with self._door:
-            begun = self._begun.get(caller)
-            if begun is None:
-                begun = self._begun[caller] = _Begun()
-            handlers = begun.handlers or bool(in_handler)
-            there = bool(begun.numbers)
-        if there:
-            self._tell(caller)
-        with self._door:
-            begun.wanted, begun.handlers = True, handlers
-            begun.enough, begun.enough_bytes = min(begun.enough, enough), min(begun.enough_bytes, enough_bytes)
-
-    def _tell(self, caller: int) -> None:
-        with self._door:
-            begun = self._begun.get(caller)
-            if begun is None or not begun.numbers:
-                return
-            numbers = begun.numbers
-            begun.clear()
-            begun.due = _NEVER
-        if caller == self._worker.id:
-            self._note(caller, numbers)
-            return
-        try:
-            self._worker.emit(
-                caller, (Kind.CREDIT, Flag.CONTROL, 0, 0, 0, 0, NO_CONTEXT, _NEVER), (numbers.tobytes(),)
-            )
-        except ActorRPCError as e:
-            log.debug("%s: rank %d could not be given room: %s", self._worker.record.name, caller, e)
 
     def statistics(self) -> dict[str, int]:
         """Returns counts: messages that take up room, windows to peers and to actors, threads that wait for room."""

@@ -21,6 +21,7 @@ from actorrpc.errors import (
 )
 from actorrpc.runtime.calls import Calls
 from actorrpc.runtime.completion import Completion, check_seconds
+from actorrpc.runtime.credit import Credit
 from actorrpc.runtime.crew import Crew
 from actorrpc.runtime.handling import NO_CONTEXT, Handling, here
 from actorrpc.runtime.keeper import Keeper
@@ -85,6 +86,7 @@ class Worker:
         self.calls = Calls(self)
         self.serving = Serving(self)
         self.limits = Limits(self)
+        self.credit = Credit(self)
         self.cells: dict[tuple[int, int], Cell] = {}
         self.fallback: Cell | None = None
         """Takes what is addressed to actors that have no cell."""
@@ -307,7 +309,7 @@ class Worker:
         if kind == Kind.CREDIT:
             self.limits.credit(caller, frames)
         elif kind == Kind.WANT:
-            return (Lane.CONTROL, self.limits.want, (caller, call_id, creator, local))
+            return (Lane.CONTROL, self.credit.want, (caller, call_id, creator, local))
         elif kind == Kind.LIMITS:
             self.limits.learn((caller, creator, local), call_id or None, chain or None)
         return None
@@ -329,7 +331,7 @@ class Worker:
         """Runs a message's handler on the present thread and sees to it that the message is answered."""
         message.stage = RUNNING
         if message.flags & Flag.COUNTED:
-            self.limits.begin(message)
+            self.credit.begin(message)
         if message.cancelled or (message.deadline is not None and message.deadline <= self.clock.now()):
             self.serving.drop(message)
             return  # the caller has given up; what has not begun is not run
