@@ -100,19 +100,17 @@ class Credit:
             self._worker.keeper.after(due, lambda: self._report(caller))
 
     def want(self, what: tuple[int, int, int, int]) -> None:
-        """Hears that a caller waits for room: tells it of what has begun now, and then in smaller batches."""
+        """Hears that a caller waits for room: tells it of what has begun, or of what does next, in smaller batches. (If
+        that is not enough it asks again.)
+        """
         caller, enough, in_handler, enough_bytes = what
         with self._door:
             begun = self._begun.get(caller)
             if begun is None:
                 begun = self._begun[caller] = _Begun()
-            handlers = begun.handlers or bool(in_handler)
-            there = bool(begun.numbers)
-        if there:
-            self._report(caller)
-        with self._door:
-            begun.wanted, begun.handlers = True, handlers
+            begun.wanted, begun.handlers = True, begun.handlers or bool(in_handler)
             begun.enough, begun.enough_bytes = min(begun.enough, enough), min(begun.enough_bytes, enough_bytes)
+        self._report(caller)
 
     def _report(self, caller: int) -> None:
         with self._door:
