@@ -355,8 +355,8 @@ def _backward(ref: RRef[Any], context_id: int, retain_graph: bool) -> None:
 def make(session: Session, to: int, func: Callable[..., Any], args: Any, kwargs: Any, timeout: float) -> RRef[Any]:
     """Has a function's result made on a worker; returns a reference to it."""
     handle = session.objects.create(to, CREATOR, (func, tuple(args), dict(kwargs)), timeout, func)
-    limits = getattr(func, LIMITS, (None, None))
-    if limits != (None, None):
+    limits = getattr(func, LIMITS, None) if isinstance(func, type) else None
+    if limits is not None and limits != (None, None):
         session.worker.limits.learn((to, *handle.ref), *limits)
     return RRef._wrap(handle)
 

@@ -122,6 +122,8 @@ class Limits:
         size = HEADER_SIZE + (len(frames[0]) if len(frames) == 1 else size_of(frames))
         place = to, *target
         with self._door:
+            if not self._worker.open:
+                return  # as whoever sends will be told
             actor = self._actors.get(place)
             if actor is None:
                 actor = self._actors[place] = Window(to, place, *self._limits_of(place))
