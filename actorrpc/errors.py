@@ -104,6 +104,10 @@ class BackpressureError(ActorRPCError):
     """A call was not sent, since too much is under way to its callee, and the caller was not to wait (`no_wait`)."""
 
 
+class BackpressureTimeoutError(RPCTimeoutError, BackpressureError):
+    """A call was not sent, since too much was under way to its callee for all of its time."""
+
+
 class MessageTooLargeError(SerializationError):
     """A message has more bytes than `max_message_bytes` allows, and was not sent.
 

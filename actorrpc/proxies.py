@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from actorrpc.errors import RPCTimeoutError, WorkerLostError
+from actorrpc.errors import BackpressureTimeoutError, WorkerLostError
 from actorrpc.profiling import span
 from actorrpc.runtime.futures import Future
 from actorrpc.runtime.handling import NO_CONTEXT, here
@@ -104,7 +104,7 @@ def call_method(
                         handle.owner, handle.ref, body, timeout, what, then, bounded=True, counted=True
                     ),
                 )
-            except (WorkerLostError, RPCTimeoutError) as e:
+            except (WorkerLostError, BackpressureTimeoutError) as e:
                 return failed_future(e)
         if verb == "tell":
             return worker.tell(handle.owner, handle.ref, body, what=what)

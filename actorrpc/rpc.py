@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from actorrpc import actor, reducers, rref
 from actorrpc.backends import BackendType, choose, end, register_backend, start
-from actorrpc.errors import RPCTimeoutError, WorkerLostError
+from actorrpc.errors import BackpressureTimeoutError, WorkerLostError
 from actorrpc.options import (
     DEFAULT_INIT_METHOD,
     UNSET_RPC_TIMEOUT,
@@ -332,7 +332,7 @@ def rpc_async(
                 worker,
                 lambda then: worker.request(number, EXECUTOR, body, timeout, func, then, bounded=True, counted=True),
             )
-        except (WorkerLostError, RPCTimeoutError) as e:  # now or later is chance; a loop over workers is to go on
+        except (WorkerLostError, BackpressureTimeoutError) as e:  # a loop over workers is to go on
             return failed_future(e)
 
 

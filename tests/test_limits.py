@@ -18,6 +18,7 @@ import torch
 
 import actorrpc as rpc
 from actorrpc import functions
+from actorrpc.errors import BackpressureTimeoutError
 from actorrpc.runtime.completion import Completion
 from actorrpc.session import current
 from actorrpc.testing import SimWorld
@@ -304,7 +305,7 @@ def test_a_call_waits_for_room_no_longer_than_it_may_take() -> None:
         begun = clock.now()
         future = server.rpc_async(timeout=2.0).take("late")
         assert 1.9 < clock.now() - begun < 2.2
-        with pytest.raises(rpc.RPCTimeoutError, match=r"take was not sent: it waited 2 s for room; 10 calls"):
+        with pytest.raises(BackpressureTimeoutError, match=r"take was not sent: it waited 2 s for room; 10 calls"):
             future.wait()
         begun = clock.now()
         with pytest.raises(rpc.RPCTimeoutError, match=r"it waited 5 s for room"):

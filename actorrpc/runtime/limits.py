@@ -25,7 +25,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any, Final
 
-from actorrpc.errors import ActorRPCError, BackpressureError, RPCTimeoutError
+from actorrpc.errors import ActorRPCError, BackpressureError, BackpressureTimeoutError
 from actorrpc.runtime.completion import Waiter, describe
 from actorrpc.runtime.credit import BATCH, BATCH_BYTES
 from actorrpc.runtime.handling import NO_CONTEXT, here
@@ -116,7 +116,7 @@ class Limits:
             what: what is called, for errors.
 
         Raises:
-            RPCTimeoutError: there was no room in time.
+            BackpressureTimeoutError: there was no room in time.
             BackpressureError: there is no room, and the thread is not to wait (`no_wait`).
         """
         size = HEADER_SIZE + (len(frames[0]) if len(frames) == 1 else size_of(frames))
@@ -191,7 +191,7 @@ class Limits:
                         self._enter_beside(window, room)
                         return True
                     if deadline is not None and now >= deadline:
-                        raise RPCTimeoutError(
+                        raise BackpressureTimeoutError(
                             f"{describe(what)} was not sent: it waited {now - begun:.3g} s for room; "
                             f"{self._state(window)}"
                         )
