@@ -402,6 +402,7 @@ def test_a_call_that_is_answered_later_is_given_up_when_it_is_cancelled() -> Non
         assert future.cancel()
         rest(0.1)
         assert ran == ["began"]
+        assert rpc.rpc_sync(1, requests) == 1  # this one
         kept[-1].set_result(1)  # nobody minds
 
     in_worlds(program)

@@ -20,7 +20,7 @@ import actorrpc as rpc
 from actorrpc import functions
 from actorrpc.errors import BackpressureTimeoutError
 from actorrpc.runtime.completion import Completion
-from actorrpc.session import current
+from actorrpc.session import chosen, current
 from actorrpc.testing import SimWorld
 from tests.worlds import World, run_processes, run_world, until
 
@@ -163,8 +163,6 @@ def test_a_slow_actor_holds_up_its_own_callers_only(verb: str) -> None:
 
 def in_session(body: Callable[[], None]) -> Any:
     """Runs something in another thread of the present worker's."""
-    from actorrpc.session import chosen
-
     session = current()
 
     def run() -> None:
@@ -677,7 +675,7 @@ def test_a_finalizer_in_the_midst_of_the_librarys_code_does_not_wait() -> None:
         assert server.rpc_sync().take("last") == "last"
         assert "parting" in ran
 
-    # The function's frames are this test's: the ones that count are those of the crew around them.
+    # What the collector interrupts is this test's own function, but that is called by the crew, as it leads.
     worlds(program, size=2)
 
 
@@ -763,12 +761,6 @@ class Slow(rpc.Actor):
         ran.append(len(load))
 
 
-def memory() -> int:
-    """Returns the bytes of this process that are not shared with those it was forked from."""
-    text = Path("/proc/self/smaps_rollup").read_text()
-    return 1024 * sum(int(line.split()[1]) for line in text.splitlines() if line.startswith(("Private_", "Anonymous")))
-
-
 def rss() -> int:
     gc.collect()
     for line in Path("/proc/self/status").read_text().splitlines():
@@ -794,9 +786,8 @@ def produce_for(seconds: float, verb: str) -> dict[str, int]:
             look = time.monotonic() + 0.2
             grown = [max(grown[0], rss() - mine), max(grown[1], rpc.rpc_sync(1, rss, timeout=0) - theirs)]
     until(lambda: rpc.rpc_sync(1, many) == sent + 1, 60.0)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - mine
     rpc.rpc_sync(1, ran.clear)
-    return {"sent": sent, "mine": grown[0], "theirs": grown[1], "peak": peak}
+    return {"sent": sent, "mine": grown[0], "theirs": grown[1]}
 
 
 @pytest.mark.parametrize("verb", ["tell", "rpc_async"])
