@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from actorrpc.errors import NotAMemberError, SerializationError
-from actorrpc.rref import RRef, make
+from actorrpc.rref import LIMITS, RRef, make
 from actorrpc.runtime.cells import MailboxCell
 from actorrpc.runtime.completion import Completion
 from actorrpc.runtime.message import Message
@@ -70,13 +70,30 @@ class Actor:
 
     Class arguments:
         concurrency: how many messages may be in progress at once; default 1.
+        max_pending: how many calls and tells each worker may have under way to such an actor; further ones wait until
+            it has come to some, or raise BackpressureError (see `no_wait`). Default: a quarter of what the options of
+            the calling worker say. Who makes an actor knows of it at once; a worker that was given the reference, or
+            calls a role, is told once its first message has arrived.
+        max_pending_bytes: the same in bytes of what has not begun.
     """
 
     concurrency: ClassVar[int] = 1
+    _actorrpc_limits: ClassVar[tuple[int | None, int | None]] = (None, None)
     _home: Home | None
 
-    def __init_subclass__(cls, concurrency: int | None = None, **kwargs: Any) -> None:
+    def __init_subclass__(
+        cls,
+        concurrency: int | None = None,
+        max_pending: int | None = None,
+        max_pending_bytes: int | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init_subclass__(**kwargs)
+        for name, limit in (("max_pending", max_pending), ("max_pending_bytes", max_pending_bytes)):
+            if limit is not None and limit < 1:
+                raise ValueError(f"{cls.__name__}: {name} must be at least 1, not {limit}")
+        calls, size = cls._actorrpc_limits
+        cls._actorrpc_limits = max_pending or calls, max_pending_bytes or size
         if concurrency is not None:
             if concurrency < 1:
                 raise ValueError(f"{cls.__name__}: concurrency must be at least 1, not {concurrency}")
@@ -201,7 +218,7 @@ def install(session: Session) -> None:
         cell = home.entry.mailbox
         if cell is None:
             what = f"{type(value).__name__} {home.name!r}"
-            cell = home.entry.mailbox = MailboxCell(session.worker, home.entry.run, what, concurrency=0)
+            cell = home.entry.mailbox = MailboxCell(session.worker, home.entry.run, what, 0, getattr(value, LIMITS))
         if home.entry is not entry:
             # One more reference to the same actor, by `RRef(self)` or by a method that returned it: the same mailbox.
             home.places += 1

@@ -9,6 +9,7 @@ the fields as state).
 
 from __future__ import annotations
 
+from concurrent import futures
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -93,6 +94,32 @@ class ActorGoneError(ActorRPCError):
 
 class RPCTimeoutError(ActorRPCError, TimeoutError):
     """A call was not answered within its time. It may or may not have run."""
+
+
+class CancelledError(ActorRPCError, futures.CancelledError):
+    """A call or a future was cancelled (`Future.cancel`). The call may have begun, and then runs on."""
+
+
+class BackpressureError(ActorRPCError):
+    """A call was not sent, since too much is under way to its callee, and the caller was not to wait (`no_wait`)."""
+
+
+class BackpressureTimeoutError(RPCTimeoutError, BackpressureError):
+    """A call was not sent, since too much was under way to its callee for all of its time."""
+
+
+class MessageTooLargeError(SerializationError):
+    """A message has more bytes than `max_message_bytes` allows, and was not sent.
+
+    Args:
+        message: what to tell the user.
+        size, limit: its bytes, and those it may have.
+    """
+
+    def __init__(self, message: str, *, size: int = 0, limit: int = 0) -> None:
+        super().__init__(message)
+        self.size = size
+        self.limit = limit
 
 
 class WorkerLostError(ActorRPCError):

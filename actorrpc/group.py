@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
-from actorrpc.errors import GroupError
+from actorrpc.errors import CancelledError, GroupError
 from actorrpc.options import UNSET_RPC_TIMEOUT
 from actorrpc.proxies import call_all, call_method, failed_future
 from actorrpc.rref import RRef
@@ -51,7 +51,9 @@ class Group(Sequence[RRef[Any]]):
     # -- modifiers
 
     def any(self) -> Group:
-        """Returns the same members, of which the first to answer counts: its result is the call's."""
+        """Returns the same members, of which the first to answer counts: its result is the call's, and the other
+        members' calls are cancelled.
+        """
         group = Group(self._members)
         group._first, group._shares = True, self._shares
         return group
@@ -188,17 +190,22 @@ class GroupFuture(Future[Any]):
             self._left -= 1
             last = not self._left
         if self._first and done._error is None:
-            self._finish_once(done._value, None)
+            if self._complete_once(done._value, None):
+                self._cancel_members()
         elif last:
             failed = [(m, f._error) for m, f in zip(self._members, self._futures, strict=True) if f._error is not None]
             if failed and (not self._first or len(failed) == len(self._futures)):
-                self._finish_once(None, GroupError.of([(m.owner_name(), e) for m, e in failed], len(self._futures)))
+                self._complete_once(None, GroupError.of([(m.owner_name(), e) for m, e in failed], len(self._futures)))
             elif not self._first:
-                self._finish_once([f._value for f in self._futures], None)
+                self._complete_once([f._value for f in self._futures], None)
 
-    def _finish_once(self, value: Any, error: BaseException | None) -> None:
-        if not self.done():
-            try:
-                self._complete(value, error)
-            except RuntimeError:
-                pass  # another member was faster
+    def cancel(self) -> bool:
+        """Cancels the calls of all members that are not done; see `Future.cancel`."""
+        if not self._complete_once(None, CancelledError(f"the call of a group of {len(self._members)} was cancelled")):
+            return False
+        self._cancel_members()
+        return True
+
+    def _cancel_members(self) -> None:
+        for future in self._futures:
+            future.cancel()

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
-import operator
 import os
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Union
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 import torch
 
+from actorrpc.runtime.limits import DEFAULT_BYTES, DEFAULT_CALLS
 from actorrpc.services.devices import Devices
+from actorrpc.values import Device, as_callee, as_count, as_device, as_device_map, as_known_names, as_seconds
 
 DEFAULT_RPC_TIMEOUT = 60.0
 DEFAULT_INIT_METHOD = "env://"
@@ -34,9 +34,6 @@ PROCESS_GROUP_IS_GONE = (
 _OF_TORCH: type | tuple[()] = getattr(getattr(torch._C, "_distributed_rpc", None), "RpcBackendOptions", ())
 """Torch's own class, which not all platforms have; the stand-in puts another one in its place later."""
 
-Device = Union[int, str, torch.device]  # noqa: UP007  an alias, which mypy wants so
-"""A device of a worker: a number means that CUDA device, also where this machine has none."""
-
 
 class RpcBackendOptions:
     """Options of a worker. All of them can be read and set as attributes; other names are refused.
@@ -57,6 +54,12 @@ class RpcBackendOptions:
             way to rank 0 for others.
         report_leaks: whether a graceful shutdown lists, in a warning of the logger "actorrpc", the references that are
             still held then, and where each was made. Default False, or ACTORRPC_REPORT_LEAKS=1.
+        max_pending: how many calls this worker may have under way to each other one, and to itself: calls that are not
+            answered and tells that have not begun. A quarter of them may be to one actor or object, and to functions.
+            Further ones wait for room, or raise BackpressureError (see `no_wait`). `rpc_sync` does not count: it waits
+            for its answer in any case. Default 40,000.
+        max_pending_bytes: the same in bytes of what has not begun; a larger message goes alone. Default 128 MiB.
+        max_message_bytes: a larger message is refused, with a MessageTooLargeError. Default None: any size.
 
     Raises:
         ValueError, TypeError: an option is out of range, or of the wrong kind.
@@ -75,6 +78,9 @@ class RpcBackendOptions:
         security_token: str | bytes | None = None,
         address: str | None = None,
         report_leaks: bool | None = None,
+        max_pending: int = DEFAULT_CALLS,
+        max_pending_bytes: int = DEFAULT_BYTES,
+        max_message_bytes: int | None = None,
     ) -> None:
         self.rpc_timeout = rpc_timeout
         self.init_method = init_method
@@ -84,6 +90,8 @@ class RpcBackendOptions:
         self.security_token = os.environ.get(_TOKEN_VARIABLE) if security_token is None else security_token
         self.address = address
         self.report_leaks = os.environ.get("ACTORRPC_REPORT_LEAKS") == "1" if report_leaks is None else report_leaks
+        self.max_pending, self.max_pending_bytes = max_pending, max_pending_bytes
+        self.max_message_bytes = max_message_bytes
 
     if not TYPE_CHECKING:  # type checkers see misspelt names themselves, unless there is a __setattr__
 
@@ -102,7 +110,8 @@ class RpcBackendOptions:
 
     @rpc_timeout.setter
     def rpc_timeout(self, seconds: float) -> None:
-        self._rpc_timeout = _seconds("rpc_timeout", seconds, "must be 0 (never) or seconds above it", lambda s: s >= 0)
+        rule = "must be 0 (never) or seconds above it"
+        self._rpc_timeout = as_seconds("rpc_timeout", seconds, rule, lambda s: s >= 0)
 
     @property
     def init_method(self) -> str:
@@ -122,13 +131,34 @@ class RpcBackendOptions:
 
     @num_worker_threads.setter
     def num_worker_threads(self, number: int) -> None:
-        try:
-            threads = operator.index(number)
-        except TypeError:
-            raise TypeError(f"num_worker_threads must be a whole number, not {number!r}") from None
-        if threads < 1:
-            raise ValueError(f"num_worker_threads must be at least 1, not {threads}")
-        self._num_worker_threads = threads
+        self._num_worker_threads = as_count("num_worker_threads", number)
+
+    @property
+    def max_pending(self) -> int:
+        """How many calls may be under way to each worker."""
+        return self._max_pending
+
+    @max_pending.setter
+    def max_pending(self, number: int) -> None:
+        self._max_pending = as_count("max_pending", number)
+
+    @property
+    def max_pending_bytes(self) -> int:
+        """How many bytes of calls that have not begun may be under way to each worker."""
+        return self._max_pending_bytes
+
+    @max_pending_bytes.setter
+    def max_pending_bytes(self, number: int) -> None:
+        self._max_pending_bytes = as_count("max_pending_bytes", number)
+
+    @property
+    def max_message_bytes(self) -> int | None:
+        """How many bytes a message may have; None: any."""
+        return self._max_message_bytes
+
+    @max_message_bytes.setter
+    def max_message_bytes(self, number: int | None) -> None:
+        self._max_message_bytes = None if number is None else as_count("max_message_bytes", number)
 
     @property
     def init_timeout(self) -> float:
@@ -137,7 +167,7 @@ class RpcBackendOptions:
 
     @init_timeout.setter
     def init_timeout(self, seconds: float) -> None:
-        self._init_timeout = _seconds("init_timeout", seconds, "must be seconds above 0", lambda s: s > 0)
+        self._init_timeout = as_seconds("init_timeout", seconds, "must be seconds above 0", lambda s: s > 0)
 
     @property
     def switch_interval(self) -> float | None:
@@ -147,7 +177,7 @@ class RpcBackendOptions:
     @switch_interval.setter
     def switch_interval(self, seconds: float | None) -> None:
         if seconds is not None:
-            seconds = _seconds("switch_interval", seconds, "must be None or seconds above 0", lambda s: s > 0)
+            seconds = as_seconds("switch_interval", seconds, "must be None or seconds above 0", lambda s: s > 0)
         self._switch_interval = seconds
 
     @property
@@ -212,6 +242,9 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
         security_token: str | bytes | None = None,
         address: str | None = None,
         report_leaks: bool | None = None,
+        max_pending: int = DEFAULT_CALLS,
+        max_pending_bytes: int = DEFAULT_BYTES,
+        max_message_bytes: int | None = None,
     ) -> None:
         super().__init__(
             rpc_timeout,
@@ -222,11 +255,14 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
             security_token=security_token,
             address=address,
             report_leaks=report_leaks,
+            max_pending=max_pending,
+            max_pending_bytes=max_pending_bytes,
+            max_message_bytes=max_message_bytes,
         )
         self.device_maps = {} if device_maps is None else device_maps
         self.devices = () if devices is None else devices
-        self._transports = _known_names("_transports", _transports, TRANSPORTS)
-        self._channels = _known_names("_channels", _channels, CHANNELS)
+        self._transports = as_known_names("_transports", _transports, TRANSPORTS)
+        self._channels = as_known_names("_channels", _channels, CHANNELS)
 
     @property
     def device_maps(self) -> dict[str, dict[torch.device, torch.device]]:
@@ -237,7 +273,7 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
     def device_maps(self, maps: Mapping[str, Mapping[Device, Device]]) -> None:
         if not isinstance(maps, Mapping):
             raise TypeError(f"device_maps must be a dict, by the name of the callee, of dicts of devices, not {maps!r}")
-        self._device_maps = {_callee(to): _device_map(to, device_map, {}) for to, device_map in maps.items()}
+        self._device_maps = {as_callee(to): as_device_map(to, device_map, {}) for to, device_map in maps.items()}
 
     @property
     def devices(self) -> list[torch.device]:
@@ -248,7 +284,7 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
     def devices(self, devices: Iterable[Device]) -> None:
         if isinstance(devices, (str, bytes)) or not isinstance(devices, Iterable):
             raise TypeError(f"devices must be a list of devices, not {devices!r}")
-        self._devices = [_device(device) for device in devices]
+        self._devices = [as_device(device) for device in devices]
         for device in self._devices:
             if device.type != "cuda":
                 raise ValueError(f"devices must be CUDA devices, not {device.type}")
@@ -264,7 +300,7 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
             ValueError: the whole would not be one to one; nothing is added then.
             TypeError: it is no map of devices.
         """
-        whole = _device_map(_callee(to), device_map, self._device_maps.get(to, {}))
+        whole = as_device_map(as_callee(to), device_map, self._device_maps.get(to, {}))
         self._device_maps = {**self._device_maps, to: whole}  # not in place: a copy of these options may share it
 
     def set_devices(self, devices: Iterable[Device]) -> None:
@@ -318,81 +354,3 @@ def _init_timeout_of_environment() -> float:
         return DEFAULT_INIT_TIMEOUT if text is None else float(text)
     except ValueError:
         raise ValueError(f"{_INIT_TIMEOUT_VARIABLE}={text!r} in the environment is not a number of seconds") from None
-
-
-def _seconds(name: str, value: object, rule: str, holds: Callable[[float], bool]) -> float:
-    try:
-        if isinstance(value, (str, bytes)):
-            raise TypeError
-        seconds = float(value)  # type: ignore[arg-type]  # whatever can be a float: numpy's numbers, too
-    except TypeError:
-        raise TypeError(
-            f"incompatible constructor arguments: {name} must be a number of seconds, not {value!r} of type "
-            f"{type(value).__name__}"
-        ) from None
-    if not math.isfinite(seconds) or not holds(seconds):
-        raise ValueError(f"{name} {rule}, not {value}")
-    return seconds
-
-
-def _known_names(name: str, given: Iterable[str] | None, known: tuple[str, ...]) -> tuple[str, ...] | None:
-    if given is None:
-        return None
-    if isinstance(given, (str, bytes)) or not isinstance(given, Iterable):
-        raise TypeError(f"{name} must be a list of names, not {given!r}; known are: {', '.join(known)}")
-    names = tuple(given)
-    for one in names:
-        if one not in known:
-            raise ValueError(f"unknown name {one!r} in {name}; known are: {', '.join(known)}")
-    return names
-
-
-def _callee(to: object) -> str:
-    if not isinstance(to, str):
-        raise TypeError(f"a device map is for a worker, given by its name, not by {to!r} of type {type(to).__name__}")
-    return to
-
-
-def _device_map(
-    to: str, given: Mapping[Device, Device], present: Mapping[torch.device, torch.device]
-) -> dict[torch.device, torch.device]:
-    """Returns a device map with what is added to it.
-
-    Raises:
-        ValueError, TypeError: it is none, or the whole would not be one to one.
-    """
-    if not isinstance(given, Mapping):
-        raise TypeError(f'the device map for "{to}" must be a dict of devices, not {given!r}')
-    whole = dict(present)
-    for here, there in ((_device(a), _device(b)) for a, b in given.items()):
-        if whole.get(here, there) != there:
-            raise ValueError(
-                f'the device map for "{to}" must be one to one, but {here} would become both {whole[here]} and {there}'
-            )
-        whole[here] = there
-    origins: dict[torch.device, torch.device] = {}
-    for here, there in whole.items():
-        if there in origins:
-            raise ValueError(
-                f'the device map for "{to}" must be one to one, but both {origins[there]} and {here} would become '
-                f"{there}"
-            )
-        origins[there] = here
-    return whole
-
-
-def _device(given: Device) -> torch.device:
-    if isinstance(given, bool) or not isinstance(given, (int, str, torch.device)):
-        raise TypeError(f"a device is a number, a name or a torch.device, not {given!r} of type {type(given).__name__}")
-    try:
-        # Not torch.device(number): that asks for an accelerator to be here.
-        device = torch.device("cuda", given) if isinstance(given, int) else torch.device(given)
-    except RuntimeError as e:
-        raise ValueError(f"{given!r} is no device: {str(e).splitlines()[0]}") from None
-    if device.type == "cpu":
-        return torch.device("cpu")
-    if device.type != "cuda":
-        raise ValueError(f"a device is the CPU or a CUDA device, not {str(device)!r}")
-    if device.index is None:
-        raise ValueError(f"{given!r} does not say which CUDA device; write 'cuda:0'")
-    return device

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from actorrpc.errors import WorkerLostError
+from actorrpc.errors import BackpressureTimeoutError, WorkerLostError
 from actorrpc.profiling import span
 from actorrpc.runtime.futures import Future
 from actorrpc.runtime.handling import NO_CONTEXT, here
@@ -95,16 +95,19 @@ def call_method(
     what = what or (name if isinstance(name, str) else name.name)
     with span(verb, what, worker, handle.owner):
         if verb == "rpc_sync":
-            return worker.wait_result(worker.request(handle.owner, handle.ref, body, timeout, what))
+            return worker.wait_result(worker.request(handle.owner, handle.ref, body, timeout, what, bounded=True))
         if verb == "rpc_async":
             try:
                 return Future._of_call(
-                    worker, lambda then: worker.request(handle.owner, handle.ref, body, timeout, what, then=then)
+                    worker,
+                    lambda then: worker.request(
+                        handle.owner, handle.ref, body, timeout, what, then, bounded=True, counted=True
+                    ),
                 )
-            except WorkerLostError as e:
+            except (WorkerLostError, BackpressureTimeoutError) as e:
                 return failed_future(e)
         if verb == "tell":
-            return worker.tell(handle.owner, handle.ref, body)
+            return worker.tell(handle.owner, handle.ref, body, what=what)
         return ref._wrap(handle.service.create(handle.owner, handle.ref, body, timeout, what))
 
 
@@ -113,7 +116,7 @@ def start_call(ref: RRef[Any], timeout: float, name: str, args: tuple[Any, ...])
     handle = ref._handle
     handle.check()
     worker = handle.service.worker
-    call = worker.request(handle.owner, handle.ref, (name, args, {}), timeout, name)
+    call = worker.request(handle.owner, handle.ref, (name, args, {}), timeout, name, bounded=True)
     return lambda: worker.wait_result(call)
 
 
@@ -137,7 +140,10 @@ def call_all(
     def send(handle: OwnerHandle | UserHandle) -> Future[Any]:
         handle.check()
         return Future._of_call(
-            worker, lambda then: worker.calls.post(handle.owner, handle.ref, frames, timeout, name, then=then)
+            worker,
+            lambda then: worker.calls.post(
+                handle.owner, handle.ref, frames, timeout, name, then=then, bounded=True, counted=True
+            ),
         )
 
     return [_or_failed(lambda r=ref: send(r._handle)) for ref in refs]  # type: ignore[misc]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from actorrpc import actor, reducers, rref
 from actorrpc.backends import BackendType, choose, end, register_backend, start
-from actorrpc.errors import WorkerLostError
+from actorrpc.errors import BackpressureTimeoutError, WorkerLostError
 from actorrpc.options import (
     DEFAULT_INIT_METHOD,
     UNSET_RPC_TIMEOUT,
@@ -302,7 +302,7 @@ def rpc_sync(
     worker = current().worker
     body, number = _body(func, args, kwargs), resolve(worker, to)
     with span("rpc_sync", func, worker, number):
-        return worker.wait_result(worker.request(number, EXECUTOR, body, timeout, func))
+        return worker.wait_result(worker.request(number, EXECUTOR, body, timeout, func, bounded=True))
 
 
 def rpc_async(
@@ -316,8 +316,11 @@ def rpc_async(
 
     Raises:
         SerializationError, NotAMemberError: nothing was sent; see `rpc_sync`.
+        BackpressureError: nor was it in a block of `no_wait`, where too much is under way to the callee.
 
-    Whatever else the call comes to is raised by `Future.wait`: WorkerLostError, too, also where nothing was sent.
+    Whatever else the call comes to is raised by `Future.wait`: WorkerLostError and RPCTimeoutError, too, also where
+    nothing was sent. Where too much is under way to the callee (`max_pending` of the options), this waits for room, at
+    most for the call's time.
 
     Tensors over 256 KiB are not copied before they leave: leave them unchanged until the future is done.
     """
@@ -326,9 +329,10 @@ def rpc_async(
     with span("rpc_async", func, worker, number):
         try:
             return Future._of_call(
-                worker, lambda then: worker.request(number, EXECUTOR, body, timeout, func, then=then)
+                worker,
+                lambda then: worker.request(number, EXECUTOR, body, timeout, func, then, bounded=True, counted=True),
             )
-        except WorkerLostError as e:  # found now or later is a matter of chance; a loop over workers is to go on
+        except (WorkerLostError, BackpressureTimeoutError) as e:  # a loop over workers is to go on
             return failed_future(e)
 
 
@@ -349,6 +353,7 @@ def remote(
 
     Raises:
         WorkerLostError, SerializationError, NotAMemberError: nothing was sent; see `rpc_sync`.
+        RPCTimeoutError, BackpressureError: nor was it, since too much is under way to the callee; see `rpc_async`.
 
     Whatever else the call comes to is raised at the next use of the reference, also where that passes it on: what the
     function raised, RPCTimeoutError, WorkerLostError, DeserializationError.

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from actorrpc.workers import WorkerInfo
 
 T = TypeVar("T")
+LIMITS = "_actorrpc_limits"
+"""The attribute of an Actor's class in which its limits are, if it sets some."""
 _NEVER = float("inf")
 
 
@@ -138,7 +140,8 @@ class RRef(Generic[T]):
         self._check_open("to_here() on it after deletion")
         worker = handle.service.worker
         with fetching(worker, handle.owner):
-            value: T = worker.wait_result(worker.request(handle.owner, handle.ref, (None, (), {}), timeout, "to_here"))
+            call = worker.request(handle.owner, handle.ref, (None, (), {}), timeout, "to_here", bounded=True)
+            value: T = worker.wait_result(call)
         return value
 
     def backward(self, dist_autograd_ctx_id: int = -1, retain_graph: bool = False) -> None:
@@ -351,7 +354,11 @@ def _backward(ref: RRef[Any], context_id: int, retain_graph: bool) -> None:
 
 def make(session: Session, to: int, func: Callable[..., Any], args: Any, kwargs: Any, timeout: float) -> RRef[Any]:
     """Has a function's result made on a worker; returns a reference to it."""
-    return RRef._wrap(session.objects.create(to, CREATOR, (func, tuple(args), dict(kwargs)), timeout, func))
+    handle = session.objects.create(to, CREATOR, (func, tuple(args), dict(kwargs)), timeout, func)
+    limits = getattr(func, LIMITS, None) if isinstance(func, type) else None
+    if limits is not None and limits != (None, None):
+        session.worker.limits.learn((to, *handle.ref), *limits)
+    return RRef._wrap(handle)
 
 
 def _write(ref: RRef[Any]) -> Any:

@@ -25,6 +25,7 @@ from actorrpc.runtime.worker import Worker, new_incarnation
 from actorrpc.services import executor, rendezvous
 from actorrpc.services.address import is_loopback, local_address
 from actorrpc.services.autograd import Autograd
+from actorrpc.services.descriptors import check_descriptors
 from actorrpc.services.directory import Member
 from actorrpc.services.elastic import Elastic
 from actorrpc.services.leaks import Leaks
@@ -287,6 +288,11 @@ def open_session(
         prepare: called before the worker starts; calls of others may come before this returns.
     """
     check_name(name)
+    try:
+        check_descriptors(f'worker "{name}" (rank {rank})', rank, world_size)
+    except RendezvousError as e:
+        withdraw(name, rank, world_size, options.init_method, options.security_token, e)
+        raise
     devices, versions = devices_of(options), versions_here(VERSION)
     session = _made(name, rank, options, role, index)
     prepare(session)
@@ -342,6 +348,8 @@ def _made(name: str, rank: int, options: RpcBackendOptions, role: str, index: in
     except BaseException:
         store.close()
         raise
+    worker.limits.set(options.max_pending, options.max_pending_bytes)
+    worker.limits.most_message = options.max_message_bytes
     session = Session(worker, store, options)
     if options.report_leaks:
         session.objects.leaks = Leaks(session.objects)

@@ -26,6 +26,8 @@ from actorrpc import session
 from tests.worlds import Plan, World, inside, join, raised_within, run_world, until
 
 MANY = 10_000
+NO_LIMITS = {"max_pending": 10**9, "max_pending_bytes": 2**40}
+"""For what is to pile up in the transport; a sender would wait before that."""
 ROOT = str(Path(__file__).parents[1])
 
 
@@ -97,7 +99,7 @@ def test_a_peer_that_is_killed_while_messages_pile_up_for_it_blocks_nobody() -> 
         with raised_within(10):
             rpc.shutdown()
 
-    with World(2, strict=False) as world:
+    with World(2, strict=False, options=NO_LIMITS) as world:
         world.start(1, program, 1)
         world.on(0, program, 0)
 
@@ -111,7 +113,7 @@ def test_a_program_ends_though_messages_for_a_stopped_peer_have_not_left() -> No
             with raised_within(15):
                 rpc.shutdown(graceful=False)
 
-    with World(2, strict=False) as world:
+    with World(2, strict=False, options=NO_LIMITS) as world:
         world.on(0, program, 0)
 
 

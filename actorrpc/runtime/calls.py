@@ -7,9 +7,9 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from actorrpc.errors import RPCTimeoutError
+from actorrpc.errors import ActorRPCError, CancelledError, RPCTimeoutError
 from actorrpc.runtime.completion import Call, describe
-from actorrpc.runtime.handling import NO_CONTEXT
+from actorrpc.runtime.handling import NO_CONTEXT, here
 from actorrpc.runtime.lanes import Job, Lane
 from actorrpc.wire import envelope
 from actorrpc.wire.envelope import Flag, Kind
@@ -60,6 +60,8 @@ class Calls:
         chain: int | None = None,
         context: int = NO_CONTEXT,
         number: int | None = None,
+        bounded: bool = False,
+        counted: bool = False,
     ) -> Call:
         """Sends a request whose payload is written. Arguments and errors: see `Worker.request`; `chain`: the call
         chain, where that is not the present thread's.
@@ -69,8 +71,23 @@ class Calls:
             timeout = worker.timeout
         if timeout > _A_LIFETIME:  # infinity, say
             timeout = 0.0
-        deadline = self.deadline(timeout)
-        call = Call(next(self._ids) if number is None else number, to, timeout, deadline, what)
+        deadline, bound, remaining = self.deadline(timeout), None, timeout or _NEVER
+        if bounded and here.handling is not None:
+            deadline, bound = self.deadline_here(timeout)
+        if number is None:
+            number = next(self._ids)
+        if counted:
+            try:
+                worker.limits.admit(to, target, number, frames, False, deadline, what)
+            except BaseException:
+                if parcel is not None:
+                    parcel.restart()
+                raise
+            flags |= Flag.COUNTED
+        if deadline is not None and (counted or bound is not None):
+            remaining = deadline - worker.clock.now()
+        call = Call(number, to, timeout, deadline, what)
+        call.bound = bound
         call.again, call.then, call.note = again, then, note
         if parcel is not None and parcel.refs:
             call.refs = parcel
@@ -80,11 +97,12 @@ class Calls:
         try:
             out = (
                 Kind.REQUEST, flags, call.id, *target, worker.chain() if chain is None else chain, context,
-                timeout or _NEVER,
+                remaining,
             )  # fmt: skip
             worker.emit(to, out, frames, False, parcel.trace if parcel is not None else None)
         except BaseException:
             self.pending.pop(call.id, None)
+            worker.limits.answered(call.id)
             if parcel is not None:
                 parcel.restart()
             raise
@@ -98,6 +116,17 @@ class Calls:
             timeout = self._worker.timeout
         return self._worker.clock.now() + timeout if 0 < timeout <= _A_LIFETIME else None
 
+    def deadline_here(self, timeout: float) -> tuple[float | None, int | None]:
+        """Returns the same for a call that the present thread makes, whose handler's time bounds it; then, and only
+        then, with the id of the worker that called the handler.
+        """
+        deadline, handling = self.deadline(timeout), here.handling
+        message = None if handling is None else handling.message
+        limit = None if message is None else message.deadline
+        if message is None or limit is None or (deadline is not None and deadline <= limit):
+            return deadline, None
+        return limit, message.caller
+
     # -- answers
 
     def answered(
@@ -105,9 +134,14 @@ class Calls:
     ) -> Job | None:
         """Takes an answer in, under leadership. `place`: its place among the messages (RULE MB3)."""
         worker, call = self._worker, self.pending.get(number)
+        if worker.limits.counted and not (flags & Flag.NEEDS_VALUE and call is not None):
+            worker.limits.answered(number)
         if call is None or call.peer != caller or self.pending.pop(number, None) is None:
             # Late: it expired. References in it must be taken over and dropped, or their counts stay up.
             return (Lane.FREE, worker.discard, (frames, caller)) if flags & Flag.REFS else None
+        if flags & Flag.DROPPED:  # its time had run out over there, so that it has here, or is about to
+            self.pending[number] = call
+            return (Lane.FREE, self.give_up, call)
         if failed and flags & Flag.NEEDS_VALUE and call.again is not None:
             return (Lane.FREE, self._send_again, (call, frames))
         call.frames, call.failed, call.flags = frames, failed, flags
@@ -193,18 +227,48 @@ class Calls:
             self._worker.wait(call, None)
 
     def give_up(self, call: Call) -> None:
-        """Ends a call whose time has run out, unless its answer is just coming."""
-        self.fail(call, self.too_late(call.what, call.peer, call.timeout))
+        """Ends a call whose time has run out, unless its answer is just coming; the callee is told."""
+        if self.fail(call, self.too_late(call.what, call.peer, call.timeout, call.bound)):
+            self._withdraw(call, 0.0)
 
-    def too_late(self, what: object, to: int, timeout: float) -> RPCTimeoutError:
-        """Makes the error of a call whose `timeout` seconds (below 0: the worker's own) have passed."""
+    def cancel(self, call: Call) -> bool:
+        """Ends a call for which nobody waits any more; the callee is told. Returns False where it has ended."""
+        who = self._name(call.peer)
+        error = CancelledError(f"{describe(call.what)} on {who} was cancelled; it may or may not have run")
+        if not self.fail(call, error):
+            return False
+        self._withdraw(call)
+        return True
+
+    def _withdraw(self, call: Call, remaining: float = _NEVER) -> None:
+        """Tells the callee that nobody waits for a call any more."""
+        if not call.sent_flags & Flag.CONTROL:
+            try:
+                out = (Kind.CANCEL, Flag.CONTROL, call.id, 0, 0, 0, NO_CONTEXT, remaining)
+                self._worker.emit(call.peer, out, (b"",))
+            except ActorRPCError as e:
+                log.debug("%s: a cancellation could not leave: %s", self._worker.record.name, e)
+
+    def _name(self, number: int) -> str:
+        peer = self._worker.members.peers.get(number)
+        return str(peer.record) if peer is not None else f"rank {number}"
+
+    def too_late(self, what: object, to: int, timeout: float, bound: int | None = None) -> RPCTimeoutError:
+        """Makes the error of a call whose `timeout` seconds (below 0: the worker's own) have passed, or the time of the
+        handler that made it, which worker `bound` had called.
+        """
         if timeout < 0:
             timeout = self._worker.timeout
-        peer = self._worker.members.peers.get(to)
+        where = f"{describe(what)} on {self._name(to)}; it may or may not have run"
+        if bound is not None:
+            return RPCTimeoutError(
+                f"RPC ran for more than the time that its handler had left, and will now be marked with an error: "
+                f"{where}. It was made by a handler that {self._name(bound)} had called, and that call's time has run "
+                f"out; what a handler calls has no longer than the handler itself"
+            )
         return RPCTimeoutError(
             f"RPC ran for more than set timeout ({int(timeout * 1000)} ms) and will now be marked with an error: "
-            f"{describe(what)} on {peer.record if peer else f'rank {to}'}; it may or may not have run. "
-            f"Longer calls need timeout=seconds (0: for ever), or RpcBackendOptions(rpc_timeout=...)"
+            f"{where}. Longer calls need timeout=seconds (0: for ever), or RpcBackendOptions(rpc_timeout=...)"
         )
 
     def expire_due(self, time: float) -> float:
@@ -219,10 +283,10 @@ class Calls:
                 due = min(due, call.deadline)
         return due
 
-    def fail(self, call: Call, error: BaseException) -> None:
-        """Ends a call with an error of this side's own, unless it has ended."""
+    def fail(self, call: Call, error: BaseException) -> bool:
+        """Ends a call with an error of this side's own; returns False where it has ended already."""
         if self.pending.pop(call.id, None) is None:
-            return
+            return False
         call.failure, call.failed, call.again, call.refs = error, True, None, None
         if call.note is not None:
             call.note(call)
@@ -230,6 +294,7 @@ class Calls:
         then = call.then
         if then is not None and (call.urgent or not call.waiters):
             self._worker.crew.submit((Lane.FREE, then, call))
+        return True
 
     def fail_all_to(self, peer: int | None, error: Callable[[], BaseException]) -> None:
         """Ends all calls to a peer (None: to anybody)."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from actorrpc.errors import ActorGoneError
-from actorrpc.runtime.handling import Handling
+from actorrpc.errors import ActorGoneError, ActorRPCError
+from actorrpc.runtime.handling import NO_CONTEXT, Handling
 from actorrpc.runtime.lanes import Job, Lane
 from actorrpc.runtime.mailbox import Mailbox
+from actorrpc.wire.envelope import Flag, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
     from actorrpc.runtime.mailbox import Turn
     from actorrpc.runtime.message import Message
     from actorrpc.runtime.worker import Worker
+
+
+_USUAL = (None, None)
+_NEVER = float("inf")
 
 
 class Cell(Protocol):
@@ -52,14 +57,24 @@ class MailboxCell:
         handle: what to do with a message.
         what: the actor, in words, for errors.
         concurrency: how many messages may be in progress at once; 0 holds them back until `open`.
+        limits: how many calls and bytes each worker may have under way to it; None for the usual.
     """
 
-    def __init__(self, worker: Worker, handle: Callable[[Message], None], what: str, concurrency: int = 0) -> None:
-        self._worker, self.run, self._what = worker, handle, what
+    def __init__(
+        self, worker: Worker, handle: Callable[[Message], None], what: str, concurrency: int = 0,
+        limits: tuple[int | None, int | None] = (None, None),
+    ) -> None:  # fmt: skip
+        self._worker, self.run, self._what, self._limits = worker, handle, what, limits
+        self._told: set[tuple[int, int, int]] = set()
         self.mailbox: Mailbox[Message] = Mailbox(concurrency)
 
     def accept(self, message: Message) -> Job | None:
         message.cell, message.mailbox = self, self.mailbox
+        if self._limits != _USUAL and message.flags & Flag.COUNTED:
+            who = message.caller, message.creator, message.local
+            if who not in self._told:
+                self._told.add(who)
+                self._worker.crew.submit((Lane.CONTROL, self._tell_limits, who))
         turns = self.mailbox.put(message.number, message.chain, message)
         if turns is None:
             return (Lane.FREE, self._refuse, message)
@@ -106,5 +121,16 @@ class MailboxCell:
             del message
             self.start(self.mailbox.finish(turn))
 
+    def _tell_limits(self, who: tuple[int, int, int]) -> None:
+        """Tells a caller how much it may have under way; what it has sent by now may be more."""
+        calls, size = self._limits
+        try:
+            out = (Kind.LIMITS, Flag.CONTROL, calls or 0, *who[1:], size or 0, NO_CONTEXT, _NEVER)
+            self._worker.emit(who[0], out, (b"",))
+        except ActorRPCError:
+            pass  # it is gone
+
     def _refuse(self, message: Message) -> None:
+        if message.flags & Flag.COUNTED:
+            self._worker.credit.begin(message)
         message.fail(ActorGoneError(f"{self._what} on {self._worker} takes no more messages: it has ended"))

@@ -60,6 +60,7 @@ class Call(Completion):
         peer: the worker id of the callee.
         deadline: when it expires, on the worker's clock; None for never.
         timeout: the seconds that it was given, for the error's text.
+        bound: the worker id of the caller of the handler whose deadline it has, earlier than its own; else None.
         what: what was called: a string, a function, or anything else that `describe` can name.
         frames: the answer's payload, the first frame with its header.
         failure: an error that was found on this side, instead of an answer.
@@ -73,8 +74,8 @@ class Call(Completion):
     """
 
     __slots__ = (
-        "again", "deadline", "failed", "failure", "flags", "frames", "id", "note", "peer", "refs", "sent_flags",
-        "then", "timeout", "urgent", "what",
+        "again", "bound", "deadline", "failed", "failure", "flags", "frames", "id", "note", "peer", "refs",
+        "sent_flags", "then", "timeout", "urgent", "what",
     )  # fmt: skip
 
     def __init__(self, number: int, peer: int, timeout: float, deadline: float | None, what: object) -> None:
@@ -85,6 +86,7 @@ class Call(Completion):
         self.peer = peer
         self.timeout = timeout
         self.deadline = deadline
+        self.bound: int | None = None
         self.what = what
         self.frames: Sequence[Frame] = ()
         self.failure: BaseException | None = None

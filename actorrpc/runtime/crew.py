@@ -94,7 +94,9 @@ class Crew:
 
     # -- waiting
 
-    def wait(self, what: Completion, deadline: float | None, waiter: Waiter, *, lead: bool = True) -> bool:
+    def wait(
+        self, what: Completion, deadline: float | None, waiter: Waiter, *, lead: bool = True, for_room: bool = False
+    ) -> bool:
         """Blocks until something is done.
 
         Arguments:
@@ -102,6 +104,8 @@ class Crew:
             deadline: when to give up, on the clock; None for never.
             waiter: a fresh one.
             lead: whether this thread may receive while it waits; False for waits that last as long as the world.
+            for_room: whether it waits to send: when many do, they keep their places, or all that is queued would begin
+                and wait in a thread of its own.
 
         Returns whether it is done.
         """
@@ -111,7 +115,10 @@ class Crew:
             waiter.mailbox.arrived(waiter.turn, what.number)  # it came before it could see this waiter
         if self._transport.holding:
             self._transport.flush()
-        lent = self._place.held
+        held = lent = self._place.held
+        if for_room and held is not None:
+            with self._door:
+                lent = self._lanes.hold_up(held)
         if lent is not None:
             self._lend(lent)
         try:
@@ -122,6 +129,9 @@ class Crew:
             if not self._lead.locked():
                 self._offer()  # it may have been offered to this thread, which no longer wants it
             what.waiters.remove(waiter)
+            if for_room and held is not None:
+                with self._door:
+                    self._lanes.held_up[held] -= 1
             if lent is not None:
                 with self._door:
                     self._lanes.reclaim(lent)

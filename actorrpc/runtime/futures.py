@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 
-from actorrpc.errors import GroupError, RemoteError, RPCTimeoutError, SerializationError
+from actorrpc.errors import CancelledError, GroupError, RemoteError, RPCTimeoutError, SerializationError
 from actorrpc.runtime.clock import LockGate
 from actorrpc.runtime.completion import Call, Completion, Waiter, check_seconds, describe
 from actorrpc.runtime.handling import here, in_context
@@ -145,7 +145,27 @@ class Future(torch.futures.Future, Generic[T]):  # type: ignore[type-arg]
             raise RuntimeError("the future has no value yet; wait() for it")
         return self.wait()
 
+    def cancelled(self) -> bool:
+        """Returns whether it was cancelled."""
+        core = self._core
+        return core.done and isinstance(core.failure if isinstance(core, Call) else self._error, CancelledError)
+
     # -- completing
+
+    def cancel(self) -> bool:
+        """Ends the future, unless it is done; `wait` then raises CancelledError, and callbacks run.
+
+        The callee of a call is told: a call that has not begun there is never run, one that has can see it
+        (`actorrpc.current_call().cancelled`) and runs on otherwise. So do the calls that its handler has made: a
+        handler that is to end them cancels their futures. The future of `then` is cancelled alone; its callback is not
+        called.
+
+        Returns whether it took effect: False where the future was done already.
+        """
+        core, worker = self._core, self._worker
+        if isinstance(core, Call) and worker is not None:
+            return worker.calls.cancel(core)
+        return self._complete_once(None, CancelledError("the future was cancelled"))
 
     def set_result(self, result: T) -> None:
         """Completes the future with a result.
@@ -162,14 +182,19 @@ class Future(torch.futures.Future, Generic[T]):  # type: ignore[type-arg]
         self._complete(None, result)
 
     def _complete(self, value: Any, error: BaseException | None) -> None:
-        core = self._core
-        if isinstance(core, Call):
+        if isinstance(self._core, Call):
             raise RuntimeError(
                 "Future can only be marked completed once: this one belongs to a call, whose answer completes it"
             )
+        if not self._complete_once(value, error):
+            raise RuntimeError("Future can only be marked completed once, and this one is done already")
+
+    def _complete_once(self, value: Any, error: BaseException | None) -> bool:
+        """Completes a future that is no call's; returns False where it is done already, or cancelled."""
+        core = self._core
         with self._door:
             if self._settled:
-                raise RuntimeError("Future can only be marked completed once, and this one is done already")
+                return False
             self._value, self._error, self._settled = value, error, True
             self._trace = error.__traceback__ if error is not None else None
             callbacks, self._callbacks = self._callbacks, []
@@ -177,6 +202,7 @@ class Future(torch.futures.Future, Generic[T]):  # type: ignore[type-arg]
         self._publish()
         for callback in callbacks:
             self._call(callback)
+        return True
 
     def _mark(self, core: Completion) -> None:
         """Marks a future of the user's own as done, for waiters of whichever worker."""
@@ -273,12 +299,14 @@ class Future(torch.futures.Future, Generic[T]):  # type: ignore[type-arg]
         child: Future[S] = Future._of(self._worker) if self._worker is not None else Future()
 
         def run(_: Future[T]) -> None:
+            if child.done():  # cancelled
+                return
             try:
                 value = callback(self)
             except BaseException as e:
-                child.set_exception(as_torch_raises(e))
+                child._complete_once(None, as_torch_raises(e))
             else:
-                child.set_result(value)
+                child._complete_once(value, None)
 
         Future.add_done_callback(self, run)  # which a subclass may have do more with what its users give it
         return child

@@ -44,11 +44,12 @@ NO_CONTEXT = -1
 class _Here(threading.local):
     handling: Handling | None = None
     context: int = NO_CONTEXT
+    no_wait: bool = False
 
 
 here = _Here()
 """`here.handling`: what the present thread is doing; None in threads of the user's own. `here.context`: the autograd
-context that its messages belong to, or NO_CONTEXT.
+context that its messages belong to, or NO_CONTEXT. `here.no_wait`: whether what it sends may not wait for room.
 """
 
 

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
 STANDSTILL = 0.05
 _FREE_LIMIT = 32
+_HELD_UP_LIMIT = 256
 
 
 class Lane:
@@ -46,6 +47,8 @@ class Lanes:
         """Jobs in progress, those that wait included."""
         self.ended = [0, 0, 0]
         self._ended_seen = [0, 0, 0]
+        self.held_up = [0, 0, 0]
+        """Jobs that wait to send."""
         self._stood_since = [now, now, now]
 
     def free(self, lane: int) -> bool:
@@ -93,6 +96,11 @@ class Lanes:
         self._running[lane] -= 1
         return bool(self.queues[lane])
 
+    def hold_up(self, lane: int) -> int | None:
+        """Notes that a job waits to send. Returns the lane where it may lend its place, None when too many have."""
+        self.held_up[lane] += 1
+        return lane if self.held_up[lane] <= _HELD_UP_LIMIT else None
+
     def reclaim(self, lane: int) -> None:
         """Takes a place that was lent back, also where that makes one too many."""
         self._running[lane] += 1
@@ -112,7 +120,7 @@ class Lanes:
                 self._stood_since[lane] = now
             elif now - self._stood_since[lane] >= STANDSTILL:
                 self._stood_since[lane] = now
-                more = max(1, self._extra[lane])
+                more = max(1, self._extra[lane]) if self.held_up[lane] < _HELD_UP_LIMIT else 1
                 self._extra[lane] += more
                 started += min(more, len(self.queues[lane]))
         return started

@@ -17,9 +17,12 @@ from enum import Enum
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from actorrpc.runtime.clock import Gate
 
 M = TypeVar("M")
+_CLEAR_AT_LEAST = 64
 
 
 class State(Enum):
@@ -67,6 +70,8 @@ class Mailbox(Generic[M]):
         self._queue: deque[tuple[int, int, M]] = deque()
         self._chains: dict[int, int] = {}
         self._tops: list[Turn[M]] = []
+        self._useless = 0
+        """How many messages `forget` was told of since it last cleared up."""
         self._closed = False
         self._door = threading.Lock()
 
@@ -150,6 +155,23 @@ class Mailbox(Generic[M]):
         """Lets a turn go on at once, whoever runs above it: its thread is being interrupted."""
         with self._door:
             turn.state, turn.gate = State.RUNNING, None
+
+    def forget(self, useless: Callable[[M], bool]) -> None:
+        """Says that one more queued message need not be served. Once they may be half of the queue they are taken out.
+
+        Arguments:
+            useless: tells which.
+        """
+        with self._door:
+            self._useless += 1
+            if self._useless < max(_CLEAR_AT_LEAST, len(self._queue) // 2):
+                return
+            self._useless, queue, self._queue = 0, self._queue, deque()
+            for entry in queue:
+                if useless(entry[2]):
+                    self._count(entry)
+                else:
+                    self._queue.append(entry)
 
     def close(self) -> list[M]:
         """Refuses all further messages; returns those that were waiting, to be answered with an error."""

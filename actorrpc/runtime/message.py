@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from actorrpc.runtime.handling import NO_CONTEXT
 from actorrpc.wire.envelope import HEADER_SIZE, Flag, Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence, Sized
+    from collections.abc import Callable, Sequence, Sized
 
     import torch
 
@@ -115,6 +115,11 @@ class Parcel:
             self.undo(refs)
 
 
+QUEUED: Final = 0
+RUNNING: Final = 1
+RETURNED: Final = 2
+
+
 class Kept(Protocol):
     """The place of a result that stays with the callee."""
 
@@ -136,14 +141,18 @@ class Message:
         deadline: when the caller gives up, on this worker's clock; None for never.
         creator, local: the target's id.
         wants_answer: whether it is a request.
+        answered: whether it was answered, or its error logged.
+        cancelled: whether its caller has said that it no longer waits.
+        stage: whether it is QUEUED, its handler is RUNNING, or that has RETURNED and it is answered later.
+        on_cancel: called, in a thread of the pool, when it is cancelled; set by who can end what has begun.
         cell: what handles it.
         kept: the place of a result that stays here (`Flag.KEEP`).
         mailbox, turn: its place in an actor's mailbox while it runs.
     """
 
     __slots__ = (
-        "answered", "call", "caller", "cell", "chain", "context", "creator", "deadline", "flags", "frames", "kept",
-        "local", "mailbox", "number", "turn", "wants_answer", "worker",
+        "answered", "call", "caller", "cancelled", "cell", "chain", "context", "creator", "deadline", "flags",
+        "frames", "kept", "local", "mailbox", "number", "on_cancel", "stage", "turn", "wants_answer", "worker",
     )  # fmt: skip
 
     cell: Cell
@@ -175,7 +184,9 @@ class Message:
         self.number = number
         self.frames: Sequence[Frame] = frames
         self.wants_answer = kind == Kind.REQUEST
-        self.answered = False
+        self.answered = self.cancelled = False
+        self.stage = QUEUED
+        self.on_cancel: Callable[[], None] | None = None
         self.kept: Kept | None = None
         self.mailbox: Mailbox[Message] | None = None
         self.turn: Turn[Message] | None = None
@@ -198,12 +209,14 @@ class Message:
         """Answers with a value; with an error where it cannot be written. Tells are not answered."""
         if self.wants_answer and not self.answered:
             self.answered = True
+            self.worker.serving.answered(self)
             self.worker.answer(self, value)
 
     def fail(self, error: BaseException, flags: int = 0) -> None:
         """Answers with an error; the error of a tell goes to the log."""
         if not self.answered:
             self.answered = True
+            self.worker.serving.answered(self)
             self.worker.answer_error(self, error, flags)
 
     @property

@@ -13,23 +13,26 @@ import torch
 from actorrpc.errors import (
     ActorRPCError,
     DeserializationError,
+    MessageTooLargeError,
     NotAMemberError,
     ProtocolError,
     RemoteError,
-    RPCTimeoutError,
     UnknownNameError,
 )
 from actorrpc.runtime.calls import Calls
 from actorrpc.runtime.completion import Completion, check_seconds
+from actorrpc.runtime.credit import Credit
 from actorrpc.runtime.crew import Crew
 from actorrpc.runtime.handling import NO_CONTEXT, Handling, here
 from actorrpc.runtime.keeper import Keeper
 from actorrpc.runtime.lanes import Job, Lane
+from actorrpc.runtime.limits import Limits
 from actorrpc.runtime.members import Members
-from actorrpc.runtime.message import Message, Parcel
+from actorrpc.runtime.message import RUNNING, Message, Parcel
 from actorrpc.runtime.outbox import Outbox
 from actorrpc.runtime.patience import Patience
 from actorrpc.runtime.peers import Standing
+from actorrpc.runtime.serving import Serving
 from actorrpc.wire import envelope
 from actorrpc.wire.codec import NONE, Codec, mentions_main
 from actorrpc.wire.envelope import HEADER_SIZE, MARK, Flag, Kind, context_of
@@ -81,6 +84,9 @@ class Worker:
         self.members = Members(self)
         self.peers, self.names, self.ranks = self.members.peers, self.members.names, self.members.ranks
         self.calls = Calls(self)
+        self.serving = Serving(self)
+        self.limits = Limits(self)
+        self.credit = Credit(self)
         self.cells: dict[tuple[int, int], Cell] = {}
         self.fallback: Cell | None = None
         """Takes what is addressed to actors that have no cell."""
@@ -130,14 +136,22 @@ class Worker:
             by_value: has things of `__main__` written by value in any case.
 
         Raises:
-            SerializationError: a part of it cannot be written.
+            SerializationError: a part of it cannot be written, or it is too large.
             BaseException: a reducer said so through `Parcel.failure`.
         """
         parcel = Parcel(self, to)
         if context != NO_CONTEXT and self.tracer is not None:
             parcel.trace = self.tracer.sending(context, to)
         try:
-            return self.codec.dumps(body, parcel, by_value=by_value or self._has_another_main(to)), parcel
+            frames = self.codec.dumps(body, parcel, by_value=by_value or self._has_another_main(to))
+            most = self.limits.most_message
+            if most is not None and (size := HEADER_SIZE + envelope.size_of(frames)) > most:
+                raise MessageTooLargeError(
+                    f"a message of {size} bytes from {self} was not sent: the limit is {most} (max_message_bytes of "
+                    f"RpcBackendOptions). Send less at once, or raise the limit",
+                    size=size, limit=most,
+                )  # fmt: skip
+            return frames, parcel
         except BaseException:
             parcel.restart()
             if parcel.failure is not None:
@@ -173,6 +187,8 @@ class Worker:
         note: Callable[[Call], None] | None = None,
         flags: int = 0,
         number: int | None = None,
+        bounded: bool = False,
+        counted: bool = False,
     ) -> Call:
         """Sends a request.
 
@@ -185,11 +201,15 @@ class Worker:
             then, note: see `Call`.
             flags: bits of `Flag`, beside those that the payload asks for.
             number: the call's id, where it is not the next one: one that no other call has.
+            bounded: whether it ends, at the latest, with the time of the handler that makes it: users' own calls do.
+            counted: whether it may have to wait for room (see `limits`): users' own calls do, if they do not wait for
+                the answer at once.
 
         Returns the call, to be waited for and read with `result`.
 
         Raises:
             SerializationError, NotAMemberError, WorkerLostError: nothing was sent.
+            RPCTimeoutError, BackpressureError: nor was it, for want of room.
         """
         check_seconds(timeout)
         frames, parcel = self.write(body, to, _context_here())
@@ -198,24 +218,30 @@ class Worker:
         if mentions_main(frames) and not self._has_another_main(to):
             again = lambda: self.write(body, to, context, by_value=True)  # noqa: E731
         return self.calls.post(
-            to, target, frames, timeout, what, parcel, again, then, note, flags, None, context, number
+            to, target, frames, timeout, what, parcel, again, then, note, flags, None, context, number, bounded, counted
         )
 
-    def tell(self, to: int, target: tuple[int, int], body: object, *, control: bool = False) -> None:
+    def tell(
+        self, to: int, target: tuple[int, int], body: object, *, control: bool = False, what: object = "a tell"
+    ) -> None:
         """Sends a message that is not answered. Raises as `request` does.
 
         Arguments:
-            to, target, body: see `request`.
-            control: see `Flag.CONTROL`.
+            to, target, body, what: see `request`.
+            control: see `Flag.CONTROL`; others may have to wait for room, as long as a call may take by default.
         """
         frames, parcel = self.write(body, to, NO_CONTEXT if control else _context_here())
         context = parcel.context
         frames = snapshot(frames)
+        number = self.calls.next_id()
         try:
-            flags = (Flag.REFS if parcel.refs else 0) | (Flag.CONTROL if control else 0)
-            out = (Kind.TELL, flags, self.calls.next_id(), *target, self.chain(), context, _NEVER)
+            flags = (Flag.REFS if parcel.refs else 0) | (Flag.CONTROL if control else Flag.COUNTED)
+            if not control:
+                self.limits.admit(to, target, number, frames, True, self.calls.deadline_here(-1.0)[0], what)
+            out = (Kind.TELL, flags, number, *target, self.chain(), context, _NEVER)
             self.emit(to, out, frames, False, parcel.trace)
         except BaseException:
+            self.limits.answered(number)
             parcel.restart()
             raise
 
@@ -269,6 +295,8 @@ class Worker:
             message = Message(
                 self, kind, flags, caller, call_id, creator, local, chain, context, deadline, number, frames
             )  # fmt: skip
+            if kind == Kind.REQUEST and not flags & Flag.CONTROL:
+                self.serving.requests[caller, call_id] = message
             cell = self.cells.get((creator, local), self.fallback)
             if cell is None:
                 message.cell = _NO_CELL
@@ -276,6 +304,14 @@ class Worker:
             return cell.accept(message)
         if kind == Kind.REPLY or kind == Kind.ERROR:
             return self.calls.answered(call_id, caller, kind == Kind.ERROR, flags, frames, number)
+        if kind == Kind.CANCEL:
+            return (Lane.FREE, self.serving.cancel, (caller, call_id, remaining))
+        if kind == Kind.CREDIT:
+            self.limits.credit(caller, frames)
+        elif kind == Kind.WANT:
+            return (Lane.CONTROL, self.credit.want, (caller, call_id, creator, local))
+        elif kind == Kind.LIMITS:
+            self.limits.learn((caller, creator, local), call_id or None, chain or None)
         return None
 
     def _greeting(self, data: bytes) -> None:
@@ -293,11 +329,11 @@ class Worker:
 
     def perform(self, message: Message) -> None:
         """Runs a message's handler on the present thread and sees to it that the message is answered."""
-        if message.deadline is not None and message.deadline <= self.clock.now():
-            if message.holds_refs:
-                self.discard((message.frames, message.caller))
-            if message.kept is not None:
-                message.kept.fill(None, RPCTimeoutError("the object was not made: the time of the call had run out"))
+        message.stage = RUNNING
+        if message.flags & Flag.COUNTED:
+            self.credit.begin(message)
+        if message.cancelled or (message.deadline is not None and message.deadline <= self.clock.now()):
+            self.serving.drop(message)
             return  # the caller has given up; what has not begun is not run
         here.handling = Handling(self, message, message.chain, message.mailbox, message.turn)
         here.context = message.context
@@ -311,6 +347,7 @@ class Worker:
         except BaseException as e:
             message.fail(e)
         finally:
+            self.serving.returned(message)
             here.handling = None
             here.context = NO_CONTEXT
             if not torch.is_grad_enabled():
@@ -328,6 +365,10 @@ class Worker:
             return
         frames = snapshot(frames)
         self._answer(message, Kind.REPLY, Flag.REFS if parcel.refs else 0, frames, parcel)
+
+    def answer_nothing(self, message: Message) -> None:
+        """Tells the caller of a message, who has given up, that nothing was run."""
+        self._answer(message, Kind.ERROR, Flag.DROPPED, _NOTHING)
 
     def answer_error(self, message: Message, error: BaseException, flags: int) -> None:
         """Sends an error as the answer; the error of a tell is logged, since nobody waits for it."""
@@ -419,6 +460,7 @@ class Worker:
         if not self.open:
             return
         self.open = False
+        self.limits.close()
         self.calls.fail_all_to(None, lambda: NotAMemberError(f"{self} has shut down; the call may or may not have run"))
         self.keeper.stop()
         if not self.crew.stop(timeout):
@@ -434,12 +476,13 @@ class Worker:
         return not self.calls.pending and self.crew.quiet and not self.calls.loose_ends
 
     def statistics(self) -> dict[str, int]:
-        """Returns counts: pending calls, actors, peers dialled, threads, running and queued handlers."""
+        """Returns counts: pending calls, actors, peers dialled, threads, running and queued handlers, limits."""
         return {
             "pending": len(self.calls.pending),
             "actors": len(self.cells),
             "dialled": sum(p.dialled for p in list(self.peers.values())),
             **self.crew.statistics(),
+            **self.limits.statistics(),
         }
 
 

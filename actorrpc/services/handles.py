@@ -317,7 +317,4 @@ def _settle(service: Objects, future: Future[None], error: BaseException | None)
 
 
 def _complete(future: Future[None], error: BaseException | None) -> None:
-    if error is None:
-        future.set_result(None)
-    else:
-        future.set_exception(_copied(error) or error)  # whoever waits for it adds frames
+    future._complete_once(None, None if error is None else _copied(error) or error)  # whoever waits adds frames

@@ -97,7 +97,10 @@ class Objects:
         """
         worker = self.worker
         if to == worker.id:
-            call = worker.request(to, target, body, timeout, what, flags=Flag.KEEP, number=self._new_id())
+            number = self._new_id()
+            call = worker.request(
+                to, target, body, timeout, what, flags=Flag.KEEP, number=number, bounded=True, counted=True
+            )
             ref = worker.id, call.id
             with self.door:
                 entry = self._owned[ref]
@@ -115,7 +118,10 @@ class Objects:
 
         number = self._new_id()
         self._new_id()  # what the fork is shown with: its id is the reference's
-        call = worker.request(to, target, body, timeout, what, note=answered, flags=Flag.KEEP, number=number)
+        call = worker.request(
+            to, target, body, timeout, what, note=answered, flags=Flag.KEEP, number=number, bounded=True,
+            counted=True,
+        )
         ref = worker.id, call.id
         with self.door:
             fork = self._users.add(ref, ref, to, confirmed=False)

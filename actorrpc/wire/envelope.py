@@ -36,6 +36,16 @@ class Kind:
     ERROR: Final = 4
     GREETING: Final = 5
     """JSON, never a pickle: between a worker and a directory that need not know each other yet (RULE GR1)."""
+    CANCEL: Final = 6
+    """The sender of the request of this number no longer waits for its answer. A header alone, whose `remaining` is 0
+    where the time of the call has run out.
+    """
+    WANT: Final = 7
+    """The sender waits for room. A header alone; for this and the next two see `runtime.limits`."""
+    CREDIT: Final = 8
+    """The numbers of counted messages that have begun, as unsigned integers of 64 bits."""
+    LIMITS: Final = 9
+    """The limits that the class of an actor sets, in `call` and `chain`; 0: none of its own. A header alone."""
 
 
 class ActorId(NamedTuple):
@@ -61,6 +71,10 @@ class Flag:
     """A message of the library's own house-keeping: not counted as work that a graceful end waits for."""
     KEEP: Final = 16
     """The result stays with the callee, as the object of the reference (caller, call); the answer carries nothing."""
+    DROPPED: Final = 32
+    """An error that says: nothing was run, since the call was cancelled or its time had run out. It has no payload."""
+    COUNTED: Final = 64
+    """A message that takes up room at its sender until it has begun."""
     UNREAD: Final = 4
     """An error that says: the payload could not be loaded, so references in it were not taken over."""
 
