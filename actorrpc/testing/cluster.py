@@ -48,6 +48,9 @@ class SimStore:
     def peek(self) -> bytes | None:
         return self._hint
 
+    def seen(self) -> str:
+        return "in the simulated store"
+
     def close(self) -> None:
         pass
 
