@@ -268,6 +268,12 @@ class FaultyTransport:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("_"):
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self._inner, name, value)
+
     def hang_up(self, peer: int, linger: float = 0.0) -> None:
         """See `Transport`; what is delayed is dropped."""
         with self._lock:
