@@ -22,7 +22,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     def count(row: Row) -> int:
         if told.seeds is not None and row.seeded:
-            return told.seeds
+            return int(told.seeds)
         return row.quick if told.quick else row.full
 
     rows = [row for name, row in ROWS.items() if told.only is None or name in told.only]

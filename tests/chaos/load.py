@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from collections import Counter
@@ -84,11 +85,15 @@ def call_many(
         except Exception as e:
             ended.append(Ended(key, kind_of(e), str(e), sent, time.monotonic()))
             continue
-        future.add_done_callback(lambda _, at=at: at.append(time.monotonic()))
+        future.add_done_callback(functools.partial(_stamp, at))
         waiting.append((key, sent, future, at))
         if len(waiting) >= at_once:
             ended.append(_ended(*waiting.pop(0), limit))
     return ended + [_ended(*one, limit) for one in waiting]
+
+
+def _stamp(at: list[float], done: Any) -> None:
+    at.append(time.monotonic())
 
 
 def _ended(key: str, sent: float, future: Any, at: list[float], limit: float) -> Ended:

@@ -185,9 +185,10 @@ def line_of(row: Row, tally: Tally | str, took: float = 0.0) -> tuple[str, ...]:
 def print_table(rows: Sequence[Row], count: Callable[[Row], int]) -> bool:
     """Tries rows and prints the table, as Markdown; returns whether all is as it should be."""
     widths = [max(len(r.fault) for r in rows), 15, 15, 8, 13, 8, 4, 6]
-    show = lambda cells: print(  # noqa: E731
-        "| " + " | ".join(c.ljust(w) for c, w in zip(cells, widths, strict=True)) + " |", flush=True
-    )
+
+    def show(cells: Sequence[str]) -> None:
+        print("| " + " | ".join(c.ljust(w) for c, w in zip(cells, widths, strict=True)) + " |", flush=True)
+
     show(_HEAD)
     show(["-" * w for w in widths])
     good, notes = True, []
