@@ -5,15 +5,21 @@ from __future__ import annotations
 import random
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+import actorrpc as rpc
+from actorrpc.testing import Faults, faulty
+from actorrpc.testing.faults import FaultyTransport
 from tests.chaos import storms, table
 from tests.chaos.__main__ import main
 from tests.chaos.load import Ended
 from tests.chaos.rows import ROWS
 from tests.chaos.table import Row, Tally, play
+from tests.joining import join_world
+from tests.worlds import World, until
 
 QUICK = {"sigkill": 1, "sigkill-child": 1, "rank0": 1, "repeat": 1, "fuzz": 2_000, "fuzz-token": 2_000}
 """What the quick tests try, and how many cases of it."""
@@ -45,9 +51,51 @@ def test_a_small_storm_loses_repeats_and_hangs_nothing() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("name", [name for name, row in ROWS.items() if row.full])
+@pytest.mark.parametrize("name", [name for name, row in ROWS.items() if row.full and name != "strangers"])
 def test_a_row_of_the_table(name: str) -> None:
     tried(ROWS[name], ROWS[name].full)
+
+
+# (The row of strangers is `test_security.py`'s.)
+
+
+# -- faults in real processes
+
+
+def join_and_die(rank: int, method: str) -> None:
+    with faulty(Faults(seed=1).kill(kind="reply", control=False, skip=3)):
+        join_world(rank, 2, method)
+    rpc.shutdown()
+    raise AssertionError("it lives")
+
+
+def call_until_lost(rank: int, method: str) -> list[str]:
+    join_world(rank, 2, method)
+    kinds = []
+    for _ in range(6):
+        try:
+            kinds.append(str(rpc.rpc_sync(1, abs, args=(-1,), timeout=30)))
+        except rpc.WorkerLostError:
+            kinds.append("lost")
+    rpc.shutdown(graceful=False)
+    return kinds
+
+
+def test_a_real_process_dies_with_the_message_that_a_rule_names() -> None:
+    with World(2, join=False, strict=False, check=False) as world:
+        world.let_die(1)
+        for rank, program in enumerate((call_until_lost, join_and_die)):
+            world.start(rank, program, rank, f"file://{world.folder}/place")
+        kinds = world.result(0)
+        assert kinds in (["1"] * 4 + ["lost"] * 2, ["1"] * 3 + ["lost"] * 3), "the last one may not have left in time"
+        until(lambda: world.has_ended(1))
+
+
+def test_what_a_wrapped_transport_has_beyond_the_protocol_is_there_too() -> None:
+    inner: Any = SimpleNamespace(strangers="nobody", holding=False)
+    outer: Any = FaultyTransport(inner, Faults())
+    outer.told = len
+    assert (outer.strangers, outer.holding, inner.told) == ("nobody", False, len)
 
 
 # -- the table itself
