@@ -24,18 +24,21 @@ _SILENCE = 2.0
 
 
 def in_mid_call(
-    tally: Tally, world: World, begin: Callable[[], None], caller: int = 0, callee: int = 1, other: int = 2
-) -> None:
-    """Has a worker make calls, eight of which run and some are queued, and something happen meanwhile; then sees what
-    came of them, of one call more, and of the other workers' calls.
+    tally: Tally, world: World, begin: Callable[[], None], caller: int = 0, callee: int = 1, other: int = 2,
+    running: int = 8,
+) -> None:  # fmt: skip
+    """Has a worker make twenty calls, and something happen once so many run; then sees what came of them, of one
+    call more, and of the other workers' calls.
     """
     path, to = f"{world.folder}/runs", world.plan.names[callee]
     world.timeout = LIMIT + 60
     world.start(caller, call_many, to, path, [f"call {n}" for n in range(20)], 600.0)
-    until(lambda: len(runs(path)) >= 8, 30)
+    until(lambda: len(runs(path)) >= running, 30)
     began = time.monotonic()
     begin()
     tally.check(world.result(caller), runs(path), began)
+    if other in world._busy:  # it has called as well
+        tally.check(world.result(other), runs(path), began)
     later: Ended = world.on(caller, one_call, to, path, "after", 30.0)
     if later.kind != "lost":
         tally.is_lost(f"a call after it ended with {later.kind}: {later.text}")
@@ -117,11 +120,17 @@ def _leave_in_vain() -> str:
 @cases("sigstop", "SIGSTOP of the callee (heartbeats: 2 s)", 1, 10, needs=needs_heartbeats)
 def sigstop(tally: Tally, chance: random.Random) -> None:
     with three(**heartbeat(_SILENCE)) as world:
+        path = f"{world.folder}/runs"
+
+        def stop() -> None:
+            os.kill(world.pid(1), signal.SIGSTOP)
+            world.start(2, call_many, "worker1", path, [f"late {n}" for n in range(5)])  # they lie in its inbox
+
         try:
-            in_mid_call(tally, world, lambda: os.kill(world.pid(1), signal.SIGSTOP))
+            in_mid_call(tally, world, stop, running=20)
         finally:
             os.kill(world.pid(1), signal.SIGCONT)
-        path, before = f"{world.folder}/runs", runs(f"{world.folder}/runs")
+        before = runs(path)
         time.sleep(1.0)  # for what lies in its inbox to be run, which must not be
         if extra := set(runs(path)) - set(before):
             tally.repeated += len(extra)
