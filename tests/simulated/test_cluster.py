@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -255,6 +256,8 @@ def stormy(seed: int) -> tuple[str, list[Any]]:
         found = []
         for n in range(20):
             found.append(outcome(lambda n=n: rpc.rpc_sync(n % 4, add, args=("n", 1), timeout=5.0)))  # type: ignore[misc]
+            ring = [outcome(lambda n=n: rpc.remote((n + 1) % 4, Shelf)) for _ in range(5)]  # type: ignore[misc]
+            ring.append(ring)  # the collector's, whose finalizers send messages
             time.sleep(0.05)
         return [type(one).__name__ for one in found]
 
@@ -267,9 +270,15 @@ def stormy(seed: int) -> tuple[str, list[Any]]:
         return cluster.trace, [(m.value, repr(m.error)) for m in members]
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 def test_a_seed_does_the_same_again(seed: int) -> None:
-    first, second, another = stormy(seed), stormy(seed), stormy(seed + 100)
+    first, another = stormy(seed), stormy(seed + 100)
+    threshold = gc.get_threshold()
+    gc.set_threshold(29)  # the collector would look more often, if it was let
+    try:
+        second = stormy(seed)
+    finally:
+        gc.set_threshold(*threshold)
     assert first == second
     assert first[0] != another[0]
 
