@@ -26,7 +26,7 @@ from actorrpc.options import (
     is_of_torch,
     own_options,
 )
-from actorrpc.session import Foreign
+from actorrpc.process import Foreign
 
 log = logging.getLogger("actorrpc")
 _uses = itertools.count()

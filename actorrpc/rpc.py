@@ -6,7 +6,6 @@ import contextlib
 import functools
 import operator
 import os
-import threading
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from actorrpc import actor, reducers, rref
@@ -19,6 +18,7 @@ from actorrpc.options import (
     TensorPipeRpcBackendOptions,
     own_options,
 )
+from actorrpc.process import foreign, process, set_foreign
 from actorrpc.profiling import span
 from actorrpc.proxies import failed_future
 from actorrpc.runtime.completion import check_seconds
@@ -29,11 +29,9 @@ from actorrpc.services.roster import ELASTIC
 from actorrpc.session import (
     Session,
     current,
-    foreign,
     is_available,
     open_session,
     set_default,
-    set_foreign,
     withdraw,
 )
 from actorrpc.workers import WorkerInfo, check_name, info_of, resolve
@@ -46,7 +44,6 @@ if TYPE_CHECKING:
 
 
 F = TypeVar("F", bound="Callable[..., Any]")
-_joining = threading.RLock()
 
 
 def _alone(function: F) -> F:
@@ -54,10 +51,11 @@ def _alone(function: F) -> F:
 
     @functools.wraps(function)
     def alone(*args: Any, **kwargs: Any) -> Any:
-        if not _joining.acquire(blocking=False):
+        joining = process().joining
+        if not joining.acquire(blocking=False):
             raise RuntimeError("another thread of this process is in init_rpc already; a process is one worker only")
-        with _joining:  # whose end, unlike a `finally`, no Ctrl-C can come before
-            _joining.release()
+        with joining:  # whose end, unlike a `finally`, no Ctrl-C can come before
+            joining.release()
             return function(*args, **kwargs)
 
     return cast("F", alone)

@@ -1,4 +1,4 @@
-"""The current worker, kept in one place; and how a worker is put together out of the rooms below."""
+"""The current worker; and how a worker is put together out of the rooms below."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import sys
 import time
 import weakref
 from contextvars import ContextVar
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from actorrpc.errors import AuthenticationError, NotAMemberError, RendezvousError, WorkerLostError
 from actorrpc.options import RpcBackendOptions, devices_of
+from actorrpc.process import foreign, process, this_process
 from actorrpc.runtime.clock import SystemClock
 from actorrpc.runtime.handling import here
 from actorrpc.runtime.interrupts import InterruptShield
@@ -42,35 +42,17 @@ from actorrpc.workers import NAME_LIMIT, check_name
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from actorrpc.wire.transport import Transport
+
 log = logging.getLogger("actorrpc")
 _THEIR_END_SECONDS = 3.0
 _WITHDRAWAL_SECONDS = 2.0
 """What a worker that cannot join waits at most to tell the others so."""
 
-_default: Session | None = None
-_foreign: Foreign | None = None
 _chosen: ContextVar[Session | None] = ContextVar("actorrpc_session", default=None)
 _forked = False
 _all: weakref.WeakSet[Session] = weakref.WeakSet()
 """For a forked child, in which none of them works; and for what concerns them all."""
-
-
-@dataclass(frozen=True)
-class Foreign:
-    """What stands in a session's place where `init_rpc` was told to use a backend of the program's own.
-
-    Attributes:
-        backend: which, in words.
-        agent: what its handler returned.
-        kept: what must live as long.
-    """
-
-    backend: str
-    agent: Any
-    kept: Any
-
-    def __str__(self) -> str:
-        return f"{self.backend}, whose agent is {self.agent!r}"
 
 
 class Session:
@@ -222,16 +204,17 @@ def current() -> Session:
     if handling is not None:
         session: Session | None = handling.worker.services.get(Session)
     else:
-        session = _chosen.get() or _default
+        session = _chosen.get() or process().session
     if session is None or not session.worker.open:
         if _forked:
             raise NotAMemberError(
                 "this process was forked from a worker and is not one itself: ZeroMQ does not survive a fork; "
                 "start processes with the 'spawn' method and call init_rpc in each"
             )
-        if _foreign is not None:
+        other = foreign()
+        if other is not None:
             raise NotAMemberError(
-                f"this process is initialized with {_foreign.backend}, whose agent {_foreign.agent!r} sees to its "
+                f"this process is initialized with {other.backend}, whose agent {other.agent!r} sees to its "
                 f"calls; this library's own need BackendType.TENSORPIPE"
             )
         raise NotAMemberError(
@@ -243,24 +226,13 @@ def current() -> Session:
 
 def is_available() -> bool:
     """Returns whether this process is in a world."""
-    return _default is not None and _default.worker.open
+    session = process().session
+    return session is not None and session.worker.open
 
 
 def set_default(session: Session | None) -> None:
     """Makes a session the process's own."""
-    global _default
-    _default = session
-
-
-def foreign() -> Foreign | None:
-    """Returns what a backend of the program's own has put in the place of a session, if one has."""
-    return _foreign
-
-
-def set_foreign(what: Foreign | None) -> None:
-    """Keeps what a backend of the program's own has started, or forgets it."""
-    global _foreign
-    _foreign = what
+    process().session = session
 
 
 @contextlib.contextmanager
@@ -326,6 +298,9 @@ def withdraw(
 
 
 def _made(name: str, rank: int, options: RpcBackendOptions, role: str, index: int) -> Session:
+    own = process()
+    if own.make is not None:
+        return own.make(name, rank, options, role, index)
     keys = None if options.security_token is None else Keys.of(options.security_token)
     store = SealedStore(options.init_method, rank, keys)
     try:
@@ -336,12 +311,14 @@ def _made(name: str, rank: int, options: RpcBackendOptions, role: str, index: in
                 "run code there. Give all workers the same token (security_token, or ACTORRPC_TOKEN)",
                 name, address,
             )  # fmt: skip
-        transport = ZmqTransport(address, keys=keys)
+        transport: Transport = ZmqTransport(address, keys=keys)
         log.info("%s (rank %d) listens at %s", name, rank, ", ".join(transport.endpoints))
         record = Record(
             rank, name, new_incarnation(), tuple(transport.endpoints), socket.gethostname(), _boot(), os.getpid(),
             role, index, identity_of_main(),
         )  # fmt: skip
+        if own.wrap is not None:
+            transport = own.wrap(transport)
         worker = Worker(
             record, transport, SystemClock(), threads=options.num_worker_threads, timeout=options.rpc_timeout
         )
@@ -375,18 +352,18 @@ def _boot() -> str:
 
 
 def _after_fork() -> None:
-    global _default, _forked
+    global _forked
     for session in list(_all):
         if session.worker.open:
             _forked, session.worker.open = True, False
             session.worker.closed_because = "this process was forked from it, and ZeroMQ does not survive a fork"
     if _forked:
-        _default = here.handling = None
+        this_process.session = here.handling = None
 
 
 def _at_exit() -> None:
     """Ends the membership of a program that has ended without `shutdown`, so that the interpreter can end in peace."""
-    session = _default
+    session = this_process.session
     if session is not None and session.worker.open:
         log.debug("%s: the program ended without shutdown", session.worker)
         with contextlib.suppress(Exception):  # threads cannot be started any more; the process ends in any case

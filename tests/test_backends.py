@@ -16,6 +16,7 @@ from torch.distributed.distributed_c10d import Store
 import actorrpc as rpc
 from actorrpc import BackendType, backends, session
 from actorrpc.backends import choose
+from actorrpc.process import foreign
 from tests.worlds import Outcome, run_processes
 
 theirs: Any = torch.distributed.rpc
@@ -265,7 +266,7 @@ def test_init_rpc_starts_a_registered_backend_with_torchs_arguments_and_keeps_wh
         (None, MyOptions(5, f"file://{tmp_path}/b")),
     ):
         rpc.init_rpc("w", backend, rank=0, world_size=1, rpc_backend_options=options)
-        kept = session.foreign()
+        kept = foreign()
         assert kept is not None
         agent = kept.agent
         assert set(agent.told) == {"store", "name", "rank", "world_size", "rpc_backend_options"}
@@ -280,18 +281,18 @@ def test_init_rpc_starts_a_registered_backend_with_torchs_arguments_and_keeps_wh
             rpc.init_rpc("w", rank=0, world_size=1)
         rpc.shutdown(timeout=3)
         assert agent.ends == [("join", True, 3), "shutdown"]
-        assert session.foreign() is None
+        assert foreign() is None
     rpc.shutdown()
 
 
 def test_its_options_are_made_where_none_are_given(tmp_path: Path) -> None:
     mine = register(construct=lambda t, m: MyOptions(t, f"file://{tmp_path}/m"), init=lambda **told: told)
     rpc.init_rpc("w", mine, rank=0, world_size=1)
-    kept = session.foreign()
+    kept = foreign()
     assert kept is not None
     assert kept.agent["rpc_backend_options"].rpc_timeout == 60.0
     rpc.shutdown(graceful=False)  # an agent that has neither join nor shutdown
-    assert session.foreign() is None
+    assert foreign() is None
 
 
 def test_a_local_shutdown_does_not_join_and_an_agent_that_fails_to_is_shut_down_all_the_same(tmp_path: Path) -> None:
@@ -302,7 +303,7 @@ def test_a_local_shutdown_does_not_join_and_an_agent_that_fails_to_is_shut_down_
     mine, agents = register(init=Failing), []
     for graceful in (False, True):
         rpc.init_rpc("w", mine, 0, 1, MyOptions(5, f"file://{tmp_path}/{graceful}"))
-        kept = session.foreign()
+        kept = foreign()
         assert kept is not None
         agents.append(kept.agent)
         if graceful:
@@ -310,7 +311,7 @@ def test_a_local_shutdown_does_not_join_and_an_agent_that_fails_to_is_shut_down_
                 rpc.shutdown()
         else:
             rpc.shutdown(graceful=False)
-        assert session.foreign() is None
+        assert foreign() is None
     assert [agent.ends for agent in agents] == [["shutdown"], ["shutdown"]]
 
 
@@ -321,7 +322,7 @@ def test_a_handler_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
     mine = register(init=fail)
     with pytest.raises(KeyError, match="no agent today"):
         rpc.init_rpc("w", mine, 0, 1, MyOptions(5, f"file://{tmp_path}/m"))
-    assert session.foreign() is None
+    assert foreign() is None
     rpc.shutdown()
 
 

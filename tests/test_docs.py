@@ -147,3 +147,27 @@ def test_a_program_of_the_readme_runs(title: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
     assert "Error" not in done.stderr
+
+
+def test_the_program_of_the_page_on_testing_passes_its_test(tmp_path: Path) -> None:
+    text = section_of("docs/testing.md", "A program and its test")
+    program, test = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    (tmp_path / "counting.py").write_text(program)
+    (tmp_path / "test_counting.py").write_text(test)
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_counting.py"],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr
+    assert "21 passed" in done.stdout
+
+
+def test_the_rules_of_the_page_on_testing_are_all_there_are() -> None:
+    from actorrpc.testing import Faults
+
+    text = section_of("docs/testing.md", "Messages that come to harm")
+    (block, _) = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    exec(block, {})
+    rules = {name for name in vars(Faults) if not name.startswith("_")} - {"judge", "altered", "seed", "active", "done"}
+    assert {row[0].strip("`") for row in rows_of(text)} == rules

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
 import zmq
@@ -30,18 +29,12 @@ from actorrpc.wire.curve import Keys
 from actorrpc.wire.zeromq import ZmqTransport
 from tests import attacks
 from tests.attacks import Impostor, Middle, bring, closing, doors, forged, throw
+from tests.chaos.strangers import PLAIN, TOKEN, strangers
+from tests.chaos.table import Tally
 from tests.joining import options
 from tests.worlds import STANDING, Pairs, World, until
 
 ROOT = Path(__file__).parents[1]
-TOKEN = "correct horse battery staple"
-PLAIN: Any = [
-    attacks.nothing,
-    attacks.keys_of_its_own,
-    attacks.another_token,
-    attacks.another_client,
-    attacks.plain_password,
-]
 BYTES = [attacks.without_security, attacks.as_version_2, attacks.as_version_1]
 _rounds = itertools.count()
 
@@ -709,49 +702,12 @@ def test_a_program_for_torch_under_the_stand_in_takes_the_token_of_the_environme
         assert [process.returncode for process in running] == [1, 1]
 
 
-def rate(seconds: float) -> float:
-    began, count = time.monotonic(), 0
-    while time.monotonic() - began < seconds:
-        assert rpc.rpc_sync(1, abs, args=(-1,)) == 1
-        count += 1
-    return count / (time.monotonic() - began)
-
-
-def rate_until(end: str) -> float:
-    began, count = time.monotonic(), 0
-    while not os.path.exists(end):
-        assert rpc.rpc_sync(1, abs, args=(-1,)) == 1
-        count += 1
-    return count / (time.monotonic() - began)
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_a_hundred_thousand_tries_reach_no_handler(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_hundred_thousand_tries_reach_no_handler(capsys: pytest.CaptureFixture[str]) -> None:
     """60,000 of bytes and 40,000 of ZeroMQ, at both doors of a worker that makes calls all the while."""
-    tries, end = {"bytes": 60_000, "zeromq": 40_000}, tmp_path / "end"
-    with World(2, options={"security_token": TOKEN}, timeout=1500) as world:
-        frames, where = forged(world, tmp_path / "mark"), doors(world)
-        process = psutil.Process(world.pid(0))
-        before = world.on(0, rate, 5.0)
-        memory, descriptors = process.memory_info().rss, process.num_fds()
-        world.start(0, rate_until, str(end))
-        chance, outcomes, context = random.Random(7), {"in": 0, "turned away": 0, "": 0}, zmq.Context()
-        for i in range(tries["bytes"]):
-            throw(where[i % 2], attacks.garbled(frames, chance), wait=False)
-        for i in range(tries["zeromq"]):
-            outcomes[bring(context, where[i % 2], frames, PLAIN[i // 2 % len(PLAIN)], TOKEN)] += 1
-        end.touch()
-        during = world.result(0)
-        context.term()
-        grown = process.memory_info().rss - memory
-        assert not (tmp_path / "mark").exists()
-        assert outcomes["in"] == 0
-        until(lambda: process.num_fds() <= descriptors + 20, 60)
-        assert grown < 100 << 20
-        with capsys.disabled():
-            print(
-                f"\n{tries['bytes']} of bytes, {tries['zeromq']} of ZeroMQ ({outcomes['turned away']} turned away, "
-                f"{outcomes['']} unanswered): 0 reached a handler; {before:.0f} calls/s before, {during:.0f} meanwhile "
-                f"({during / before:.2f}), {grown >> 20} MiB more memory"
-            )
+    tally = Tally()
+    strangers(tally, 100_000)
+    with capsys.disabled():
+        print("", *tally.notes, sep="\n")
+    assert tally.good

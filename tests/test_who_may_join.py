@@ -19,6 +19,7 @@ import torch.distributed.rpc
 
 import actorrpc as rpc
 from actorrpc import session
+from actorrpc.process import foreign
 from actorrpc.runtime import worker
 from actorrpc.services import roster
 from actorrpc.services.devices import Placement
@@ -88,7 +89,7 @@ def _attempt(rank: int, method: str, choice: Choice, then: Callable[[], Any] | N
         except Exception as e:
             came.error = e
             assert not session.is_available()
-            assert session.foreign() is None
+            assert foreign() is None
         came.took = time.monotonic() - began
         if came.error is None:
             came.value = then() if then is not None else None

@@ -213,6 +213,10 @@ class World:
         """Says that a rank's death will be no failure."""
         self._killed.add(rank)
 
+    def has_ended(self, rank: int) -> bool:
+        """Returns whether a rank's process is no more."""
+        return not self._processes[rank].is_alive()
+
     def start(self, rank: int, function: Callable[..., Any], *args: Any) -> None:
         """Has a rank run something in its main thread; `results`, `result` or `outcomes` waits for it."""
         assert rank not in self._busy, f"rank {rank} is busy"

@@ -12,8 +12,9 @@ import torch
 from actorrpc import rpc
 from actorrpc.backends import BackendType
 from actorrpc.options import RpcBackendOptions
+from actorrpc.process import foreign
 from actorrpc.rpc import get_worker_info
-from actorrpc.session import Session, current, foreign, is_available
+from actorrpc.session import Session, current, is_available
 from actorrpc.workers import WorkerInfo, info_of, present
 
 _gil_profiling = False

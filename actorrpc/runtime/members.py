@@ -82,7 +82,10 @@ class Members:
         """
         worker, peer = self._worker, self.peers.get(number)
         if peer is None:
-            raise NotAMemberError(f"there is no worker of rank {number} in the world of {worker}")
+            raise NotAMemberError(
+                f"there is no worker of number {number} in the world of {worker}; if there was one, it has left or was "
+                f"lost before this worker came"
+            )
         if peer.standing is not Standing.MEMBER:
             raise self.lost_error(peer, "the message was not sent")
         if not peer.dialled:

@@ -285,7 +285,9 @@ class Worker:
                 return None
             peer.seen += 1
             if peer.seen != sequence:
-                self.members.lose(caller, f"messages {peer.seen} to {sequence - 1} from it did not arrive")
+                peer.seen -= 1
+                if sequence > peer.seen:  # else it was here before
+                    self.members.lose(caller, f"messages {peer.seen + 1} to {sequence - 1} from it did not arrive")
                 return None
             if kind <= Kind.TELL and not flags & Flag.CONTROL:
                 peer.heard += 1

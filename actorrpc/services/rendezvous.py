@@ -193,7 +193,7 @@ class _Joining:
 
     def _why(self) -> str:
         if not self._where:
-            return "rank 0 has published no address"
+            return f"rank 0 has published no address {self._store.seen()}"
         silent = self._worker.clock.now() - self._heard - _LAST_WORD_SECONDS
         if silent < _SILENCE_SECONDS:
             return self._status

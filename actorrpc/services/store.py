@@ -130,6 +130,10 @@ class HintStore:
                 return None
             time.sleep(min(PAUSE, max(0.0, until - time.monotonic())))
 
+    def seen(self) -> str:
+        """Say in words what was found last, and where."""
+        return f"at {self._place.address}; last seen there: {self._last_error or 'nothing'}"
+
     def close(self) -> None:
         """Let go of the store. Rank 0 ends its server, unless a process group shares it. May be called twice."""
         self._is_closed = True

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
+from actorrpc.testing.faults import Faults
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from actorrpc.testing.simulation import Simulation, Task
     from actorrpc.wire.envelope import Frame
@@ -20,37 +22,87 @@ class Network:
 
     Arguments:
         simulation: whose time and seed.
+        faults: what messages come to harm by.
+        die: kills the process that has the transport of an address.
 
     Attributes:
         carried: how many messages have arrived.
         stalls: the share of messages that take much longer than the others, and hold up those behind them.
     """
 
-    def __init__(self, simulation: Simulation) -> None:
-        self.simulation = simulation
+    def __init__(
+        self, simulation: Simulation, faults: Faults | None = None, die: Callable[[str], None] = lambda _: None
+    ) -> None:
+        self.simulation, self.faults, self._die = simulation, faults or Faults(), die
         self.transports: dict[str, SimTransport] = {}
         self.carried = 0
         self.stalls = 0.0
         self._last: dict[tuple[str, str], float] = {}
+        self._overtaken: dict[tuple[str, str], list[list[Frame]]] = {}
+        self._cut: set[frozenset[str]] = set()
+        self._held: dict[tuple[str, str], list[list[Frame]]] = {}
 
-    def carry(self, source: SimTransport, to: str, frames: Sequence[Frame]) -> None:
+    def carry(self, source: SimTransport, peer: int, frames: Sequence[Frame]) -> None:
         """Takes a message from a sender; it arrives some time later, unless either end is gone by then."""
+        way = source.address, source.ways[peer]
+        verdict = self.faults.judge(peer, frames)
+        if verdict.death == "before":
+            self._die(source.address)
+            self.simulation.block(None, "nothing: its process is dead")
+        if verdict.altered:
+            frames = self.faults.altered(frames)
+        copies: list[Frame] = [bytes(frames[0]), *(bytearray(f) for f in frames[1:])]
+        if verdict.overtaken:
+            self._overtaken.setdefault(way, []).extend([copies] * verdict.copies)
+        else:
+            behind = self._overtaken.pop(way, []) if verdict.copies else []
+            for one in [copies] * verdict.copies + behind:
+                self._send(way, one, verdict.delay)
+        if verdict.death == "after":
+            self._die(source.address)
+            self.simulation.block(None, "nothing: its process is dead")
+
+    def _send(self, way: tuple[str, str], message: list[Frame], delay: float = 0.0) -> None:
+        if frozenset(way) in self._cut:
+            self._held.setdefault(way, []).append(message)
+            return
         simulation = self.simulation
-        way = source.address, to
         latency = simulation.random.random() * _LATENCY_SECONDS
         if self.stalls and simulation.random.random() < self.stalls:
             latency = simulation.random.random() * _STALL_SECONDS
-        time = max(self._last.get(way, 0.0) + 1e-9, simulation.time + latency)
+        time = max(self._last.get(way, 0.0) + 1e-9, simulation.time + latency + delay)
         self._last[way] = time
-        copies: list[Frame] = [bytes(frames[0]), *(bytearray(f) for f in frames[1:])]
 
         def arrive() -> None:
-            target = self.transports.get(to)
+            if frozenset(way) in self._cut:  # it was cut off in mid-air
+                self._held.setdefault(way, []).append(message)
+                return
+            target = self.transports.get(way[1])
             if target is not None:
                 self.carried += 1
-                target.take(copies)
+                target.take(list(message))
 
         simulation.at(time, arrive)
+
+    def forget(self, way: tuple[str, str]) -> None:
+        """Drops what waits for a way that its sender has given up."""
+        self._held.pop(way, None)
+        self._overtaken.pop(way, None)
+
+    def cut(self, a: str, b: str) -> None:
+        """Cuts two addresses off from each other: what they send waits, as TCP would have it."""
+        self._cut.add(frozenset((a, b)))
+
+    def is_cut(self, a: str, b: str) -> bool:
+        """Returns whether two addresses are cut off from each other."""
+        return frozenset((a, b)) in self._cut
+
+    def heal(self, a: str, b: str) -> None:
+        """Lets two addresses reach each other again; what has waited leaves, unless its sender has hung up."""
+        self._cut.discard(frozenset((a, b)))
+        for way in ((a, b), (b, a)):
+            for message in self._held.pop(way, []):
+                self._send(way, message)
 
 
 class SimTransport:
@@ -59,7 +111,7 @@ class SimTransport:
     def __init__(self, network: Network, address: str) -> None:
         self.address = address
         self._network = network
-        self._ways: dict[int, str] = {}
+        self.ways: dict[int, str] = {}
         self._inbox: deque[list[Frame]] = deque()
         self._woken = False
         self._receiver: Task | None = None
@@ -70,10 +122,12 @@ class SimTransport:
         return [self.address]
 
     def dial(self, peer: int, endpoints: Sequence[str]) -> None:
-        self._ways[peer] = endpoints[0]
+        self.ways[peer] = endpoints[0]
 
     def hang_up(self, peer: int, linger: float = 0.0) -> None:
-        self._ways.pop(peer, None)
+        to = self.ways.pop(peer, None)
+        if to is not None:
+            self._network.forget((self.address, to))
 
     holding = crowded = False
     emptied = 0
@@ -82,7 +136,7 @@ class SimTransport:
         pass
 
     def send(self, peer: int, frames: Sequence[Frame], hold: bool = False) -> None:
-        self._network.carry(self, self._ways[peer], frames)
+        self._network.carry(self, peer, frames)
 
     def take(self, frames: list[Frame]) -> None:
         """Takes what the network brings."""
@@ -109,4 +163,4 @@ class SimTransport:
 
     def close(self, linger: float = 0.0) -> None:
         self._network.transports.pop(self.address, None)
-        self._ways.clear()
+        self.ways.clear()

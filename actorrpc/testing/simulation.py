@@ -6,6 +6,9 @@ up only where it blocks: in the clock's gates, in a transport or in a join. What
 
 from __future__ import annotations
 
+import contextvars
+import gc
+import hashlib
 import heapq
 import random
 import threading
@@ -17,6 +20,8 @@ if TYPE_CHECKING:
 _STEP_SECONDS = 20e-6
 """The longest time that one step is drawn to take, on the virtual clock."""
 _REAL_SECONDS = 30.0
+_COLLECT_CHANCE = 0.005
+"""How often a step begins with a look of the collector's, which has no say of its own: it would follow no seed."""
 
 
 class SimulationError(AssertionError):
@@ -41,6 +46,7 @@ class Task:
         self.waiting_for = ""
         self.error: BaseException | None = None
         self.joiners: list[Task] = []
+        self._context = contextvars.copy_context()  # so that whom it works for is known to it
         self.thread = threading.Thread(target=self._main, name=name, daemon=True)
         self.thread.start()
 
@@ -51,13 +57,13 @@ class Task:
         del self._run  # timers may know this task long after its end; what it held goes now
         try:
             if not self._simulation.over:
-                run()
+                self._context.run(run)
         except _Over:
             pass
         except BaseException as e:
             self.error = e
         finally:
-            del run
+            del run, self._context
             self.done = True
             for joiner in self.joiners:
                 joiner.ready = True
@@ -98,6 +104,13 @@ class Simulation:
         self._frozen: set[object] = set()
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._made = 0
+        self._collect = False
+        self._trace = hashlib.blake2b(digest_size=16)
+
+    @property
+    def trace(self) -> str:
+        """What tells one course of events from another: who took which step when. The same seed has the same."""
+        return self._trace.hexdigest()
 
     # -- the clock
 
@@ -131,6 +144,10 @@ class Simulation:
         """Lets the threads of an owner never run again, as if its process were dead."""
         self._frozen.add(owner)
 
+    def thaw(self, owner: object) -> None:
+        """Lets the threads of a frozen owner run again."""
+        self._frozen.discard(owner)
+
     def block(self, timeout: float | None, what: str) -> None:
         """Gives the baton up until somebody makes the present thread ready, or `timeout` seconds have passed."""
         me = self.here.task
@@ -144,6 +161,9 @@ class Simulation:
         me.baton.acquire()
         if self.over:
             raise _Over
+        if self._collect:
+            self._collect = False
+            gc.collect(1)
 
     @staticmethod
     def _expire(task: Task, turn: int) -> None:
@@ -158,6 +178,15 @@ class Simulation:
         Raises:
             SimulationError: nobody can run and nothing is under way.
         """
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            self._run_until(done)
+        finally:
+            if collects:
+                gc.enable()
+
+    def _run_until(self, done: Callable[[], bool]) -> None:
         while not done():
             while self._events and self._events[0][0] <= self.time:
                 heapq.heappop(self._events)[2]()
@@ -167,11 +196,18 @@ class Simulation:
             elif self._events:
                 self.time = max(self.time, self._events[0][0])
             else:
-                waits = "; ".join(f"{t.name} waits for {t.waiting_for}" for t in self._tasks if not t.done)
-                raise SimulationError(f"seed {self.seed}: the world stands still after {self.steps} steps: {waits}")
+                raise SimulationError(
+                    f"seed {self.seed}: the world stands still after {self.steps} steps: {self.waits()}"
+                )
+
+    def waits(self) -> str:
+        """Says what each thread waits for."""
+        return "; ".join(f"{t.name} waits for {t.waiting_for}" for t in self._tasks if not t.done)
 
     def _step(self, task: Task) -> None:
         self.steps += 1
+        self._trace.update(f"{task.name} {self.time!r}\n".encode())
+        self._collect = self.random.random() < _COLLECT_CHANCE
         task.baton.release()
         if not self.back.acquire(timeout=_REAL_SECONDS):
             raise SimulationError(

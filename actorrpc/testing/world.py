@@ -14,6 +14,7 @@ from actorrpc.runtime.worker import Worker
 from actorrpc.services import rendezvous
 from actorrpc.services.roster import ELASTIC, Hello
 from actorrpc.session import Session, chosen
+from actorrpc.testing.cluster import SimStore
 from actorrpc.testing.network import Network, SimTransport
 from actorrpc.testing.simulation import Simulation
 from actorrpc.wire import envelope
@@ -25,24 +26,9 @@ if TYPE_CHECKING:
 
     from actorrpc.roles import Part, Role
     from actorrpc.services.store import HintStore
+    from actorrpc.testing.faults import Faults
 
 _JOIN_SECONDS = 60.0
-
-
-class _Store:
-    """A rendezvous store within the process."""
-
-    def __init__(self) -> None:
-        self._hint: bytes | None = None
-
-    def publish(self, hint: bytes, deadline: float) -> None:
-        self._hint = hint
-
-    def read(self, deadline: float) -> bytes | None:
-        return self._hint
-
-    def peek(self) -> bytes | None:
-        return self._hint
 
 
 class SimWorld:
@@ -55,16 +41,17 @@ class SimWorld:
         timeout: seconds, on the virtual clock, that a call gets which names none.
         parts: what they are, in a world of roles; see `of_roles`.
         elastic: whether nobody is there at first; see `member`.
+        faults: what messages come to harm by. A rule that kills has the others notice at once, as `kill` does.
     """
 
     def __init__(
         self, size: int, seed: int, *, threads: int = 4, timeout: float = 60.0, parts: Sequence[Part] = (),
-        elastic: bool = False,
+        elastic: bool = False, faults: Faults | None = None,
     ) -> None:  # fmt: skip
         self.simulation = Simulation(seed)
-        self.network = Network(self.simulation)
+        self.network = Network(self.simulation, faults, self._die)
         self._parts, self._threads, self._timeout = list(parts), threads, timeout
-        self._store = _Store()
+        self._store = SimStore()
         self._incarnations = itertools.count(size + 1)
         named = [(p.name, p.role, p.index) for p in parts] or [(f"w{i}", "", 0) for i in range(size)]
         records = [
@@ -95,12 +82,12 @@ class SimWorld:
         number = next(self._incarnations)
         record = Record(rank, name or f"w{rank}", number, (f"sim://{rank}.{number}",), "sim", "sim", 0)
         session = self._made(record)
-        session.worker.start()
         try:
             come = rendezvous.join if rank else rendezvous.found
             hello = Hello(record, ELASTIC, envelope.PROTOCOL)
-            come(session.worker, cast("HintStore", self._store), hello, self.simulation.now() + _JOIN_SECONDS)
             with chosen(session):
+                session.worker.start()
+                come(session.worker, cast("HintStore", self._store), hello, self.simulation.now() + _JOIN_SECONDS)
                 yield session
                 session.depart(0)
         finally:
@@ -167,9 +154,23 @@ class SimWorld:
                 notice = functools.partial(worker.members.lose, rank, "it was killed")
                 self.simulation.at(self.simulation.time + noticed_after, notice)
 
+    def cut(self, a: int, b: int) -> None:
+        """Cuts two ranks off from each other: what they send waits, until `heal`, or until they are lost."""
+        self.network.cut(self._address(a), self._address(b))
+
+    def heal(self, a: int, b: int) -> None:
+        """Lets two ranks reach each other again."""
+        self.network.heal(self._address(a), self._address(b))
+
+    def _address(self, rank: int) -> str:
+        return self.sessions[rank].worker.record.endpoints[0]
+
+    def _die(self, address: str) -> None:
+        self.kill(next(rank for rank in range(len(self.sessions)) if self._address(rank) == address))
+
     def _on_each(self, run: Callable[[Session], None]) -> None:
         living = [(rank, session) for rank, session in enumerate(self.sessions) if rank not in self.dead]
-        self._run([(rank, functools.partial(run, session)) for rank, session in living])
+        self._run([(rank, functools.partial(_run_as, session, run)) for rank, session in living])
 
     def _run(self, programs: list[tuple[int, Callable[[], None]]]) -> None:
         tasks = [self.simulation.spawn(program, f"program-{rank}", rank) for rank, program in programs]
@@ -177,3 +178,8 @@ class SimWorld:
         for task in tasks:
             if task.error is not None:
                 raise task.error
+
+
+def _run_as(session: Session, run: Callable[[Session], None]) -> None:
+    with chosen(session):
+        run(session)
