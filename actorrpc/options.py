@@ -6,10 +6,11 @@ import math
 import operator
 import os
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Union
+from typing import TYPE_CHECKING
 
 import torch
 
+from actorrpc.device_maps import Device, callee, device_map_of, device_of
 from actorrpc.services.devices import Devices
 
 DEFAULT_RPC_TIMEOUT = 60.0
@@ -17,8 +18,12 @@ DEFAULT_INIT_METHOD = "env://"
 DEFAULT_NUM_WORKER_THREADS = 16
 DEFAULT_INIT_TIMEOUT = 300.0
 DEFAULT_SWITCH_INTERVAL = 2e-4
+DEFAULT_HEARTBEAT_TIMEOUT = 10.0
 UNSET_RPC_TIMEOUT = -1.0
 _INIT_TIMEOUT_VARIABLE = "ACTORRPC_INIT_TIMEOUT"
+_HEARTBEAT_VARIABLE = "ACTORRPC_HEARTBEAT_TIMEOUT"
+_HEARTBEAT_RANGE = 0.5, 80.0
+"""Less than the first is noise; more than the second ZeroMQ cannot tell."""
 _TOKEN_VARIABLE = "ACTORRPC_TOKEN"
 
 TRANSPORTS = ("ibv", "shm", "tcp", "uv")
@@ -33,9 +38,6 @@ PROCESS_GROUP_IS_GONE = (
 
 _OF_TORCH: type | tuple[()] = getattr(getattr(torch._C, "_distributed_rpc", None), "RpcBackendOptions", ())
 """Torch's own class, which not all platforms have; the stand-in puts another one in its place later."""
-
-Device = Union[int, str, torch.device]  # noqa: UP007  an alias, which mypy wants so
-"""A device of a worker: a number means that CUDA device, also where this machine has none."""
 
 
 class RpcBackendOptions:
@@ -57,6 +59,9 @@ class RpcBackendOptions:
             way to rank 0 for others.
         report_leaks: whether a graceful shutdown lists, in a warning of the logger "actorrpc", the references that are
             still held then, and where each was made. Default False, or ACTORRPC_REPORT_LEAKS=1.
+        heartbeat_timeout: after how many seconds without a sign of life (a process that is stopped, a network that is
+            cut) the others take this worker for lost, 0.5 to 80; 0: never. What it computes does not matter, heartbeats
+            are ZeroMQ's own thread's. Give all workers the same. Default 10, or ACTORRPC_HEARTBEAT_TIMEOUT.
 
     Raises:
         ValueError, TypeError: an option is out of range, or of the wrong kind.
@@ -75,15 +80,23 @@ class RpcBackendOptions:
         security_token: str | bytes | None = None,
         address: str | None = None,
         report_leaks: bool | None = None,
+        heartbeat_timeout: float | None = None,
     ) -> None:
         self.rpc_timeout = rpc_timeout
         self.init_method = init_method
         self.num_worker_threads = num_worker_threads
-        self.init_timeout = _init_timeout_of_environment() if init_timeout is None else init_timeout
+        self.init_timeout = (
+            _of_environment(_INIT_TIMEOUT_VARIABLE, DEFAULT_INIT_TIMEOUT) if init_timeout is None else init_timeout
+        )
         self.switch_interval = switch_interval
         self.security_token = os.environ.get(_TOKEN_VARIABLE) if security_token is None else security_token
         self.address = address
         self.report_leaks = os.environ.get("ACTORRPC_REPORT_LEAKS") == "1" if report_leaks is None else report_leaks
+        self.heartbeat_timeout = (
+            _of_environment(_HEARTBEAT_VARIABLE, DEFAULT_HEARTBEAT_TIMEOUT)
+            if heartbeat_timeout is None
+            else heartbeat_timeout
+        )
 
     if not TYPE_CHECKING:  # type checkers see misspelt names themselves, unless there is a __setattr__
 
@@ -138,6 +151,21 @@ class RpcBackendOptions:
     @init_timeout.setter
     def init_timeout(self, seconds: float) -> None:
         self._init_timeout = _seconds("init_timeout", seconds, "must be seconds above 0", lambda s: s > 0)
+
+    @property
+    def heartbeat_timeout(self) -> float:
+        """After how many seconds without a sign of life the others take this worker for lost; 0: never."""
+        return self._heartbeat_timeout
+
+    @heartbeat_timeout.setter
+    def heartbeat_timeout(self, seconds: float) -> None:
+        low, high = _HEARTBEAT_RANGE
+        self._heartbeat_timeout = _seconds(
+            "heartbeat_timeout",
+            seconds,
+            f"(or {_HEARTBEAT_VARIABLE}) must be 0 (never) or seconds from {low:g} to {high:g}",
+            lambda s: s == 0 or low <= s <= high,
+        )
 
     @property
     def switch_interval(self) -> float | None:
@@ -212,6 +240,7 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
         security_token: str | bytes | None = None,
         address: str | None = None,
         report_leaks: bool | None = None,
+        heartbeat_timeout: float | None = None,
     ) -> None:
         super().__init__(
             rpc_timeout,
@@ -222,6 +251,7 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
             security_token=security_token,
             address=address,
             report_leaks=report_leaks,
+            heartbeat_timeout=heartbeat_timeout,
         )
         self.device_maps = {} if device_maps is None else device_maps
         self.devices = () if devices is None else devices
@@ -237,7 +267,7 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
     def device_maps(self, maps: Mapping[str, Mapping[Device, Device]]) -> None:
         if not isinstance(maps, Mapping):
             raise TypeError(f"device_maps must be a dict, by the name of the callee, of dicts of devices, not {maps!r}")
-        self._device_maps = {_callee(to): _device_map(to, device_map, {}) for to, device_map in maps.items()}
+        self._device_maps = {callee(to): device_map_of(to, device_map, {}) for to, device_map in maps.items()}
 
     @property
     def devices(self) -> list[torch.device]:
@@ -248,7 +278,7 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
     def devices(self, devices: Iterable[Device]) -> None:
         if isinstance(devices, (str, bytes)) or not isinstance(devices, Iterable):
             raise TypeError(f"devices must be a list of devices, not {devices!r}")
-        self._devices = [_device(device) for device in devices]
+        self._devices = [device_of(device) for device in devices]
         for device in self._devices:
             if device.type != "cuda":
                 raise ValueError(f"devices must be CUDA devices, not {device.type}")
@@ -264,7 +294,7 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
             ValueError: the whole would not be one to one; nothing is added then.
             TypeError: it is no map of devices.
         """
-        whole = _device_map(_callee(to), device_map, self._device_maps.get(to, {}))
+        whole = device_map_of(callee(to), device_map, self._device_maps.get(to, {}))
         self._device_maps = {**self._device_maps, to: whole}  # not in place: a copy of these options may share it
 
     def set_devices(self, devices: Iterable[Device]) -> None:
@@ -312,12 +342,12 @@ def devices_of(options: RpcBackendOptions) -> Devices:
     return Devices(count, maps, tuple(map(str, options.devices)))
 
 
-def _init_timeout_of_environment() -> float:
-    text = os.environ.get(_INIT_TIMEOUT_VARIABLE)
+def _of_environment(variable: str, default: float) -> float:
+    text = os.environ.get(variable)
     try:
-        return DEFAULT_INIT_TIMEOUT if text is None else float(text)
+        return default if text is None else float(text)
     except ValueError:
-        raise ValueError(f"{_INIT_TIMEOUT_VARIABLE}={text!r} in the environment is not a number of seconds") from None
+        raise ValueError(f"{variable}={text!r} in the environment is not a number of seconds") from None
 
 
 def _seconds(name: str, value: object, rule: str, holds: Callable[[float], bool]) -> float:
@@ -345,54 +375,3 @@ def _known_names(name: str, given: Iterable[str] | None, known: tuple[str, ...])
         if one not in known:
             raise ValueError(f"unknown name {one!r} in {name}; known are: {', '.join(known)}")
     return names
-
-
-def _callee(to: object) -> str:
-    if not isinstance(to, str):
-        raise TypeError(f"a device map is for a worker, given by its name, not by {to!r} of type {type(to).__name__}")
-    return to
-
-
-def _device_map(
-    to: str, given: Mapping[Device, Device], present: Mapping[torch.device, torch.device]
-) -> dict[torch.device, torch.device]:
-    """Returns a device map with what is added to it.
-
-    Raises:
-        ValueError, TypeError: it is none, or the whole would not be one to one.
-    """
-    if not isinstance(given, Mapping):
-        raise TypeError(f'the device map for "{to}" must be a dict of devices, not {given!r}')
-    whole = dict(present)
-    for here, there in ((_device(a), _device(b)) for a, b in given.items()):
-        if whole.get(here, there) != there:
-            raise ValueError(
-                f'the device map for "{to}" must be one to one, but {here} would become both {whole[here]} and {there}'
-            )
-        whole[here] = there
-    origins: dict[torch.device, torch.device] = {}
-    for here, there in whole.items():
-        if there in origins:
-            raise ValueError(
-                f'the device map for "{to}" must be one to one, but both {origins[there]} and {here} would become '
-                f"{there}"
-            )
-        origins[there] = here
-    return whole
-
-
-def _device(given: Device) -> torch.device:
-    if isinstance(given, bool) or not isinstance(given, (int, str, torch.device)):
-        raise TypeError(f"a device is a number, a name or a torch.device, not {given!r} of type {type(given).__name__}")
-    try:
-        # Not torch.device(number): that asks for an accelerator to be here.
-        device = torch.device("cuda", given) if isinstance(given, int) else torch.device(given)
-    except RuntimeError as e:
-        raise ValueError(f"{given!r} is no device: {str(e).splitlines()[0]}") from None
-    if device.type == "cpu":
-        return torch.device("cpu")
-    if device.type != "cuda":
-        raise ValueError(f"a device is the CPU or a CUDA device, not {str(device)!r}")
-    if device.index is None:
-        raise ValueError(f"{given!r} does not say which CUDA device; write 'cuda:0'")
-    return device

@@ -27,6 +27,7 @@ from actorrpc.services.address import is_loopback, local_address
 from actorrpc.services.autograd import Autograd
 from actorrpc.services.directory import Member
 from actorrpc.services.elastic import Elastic
+from actorrpc.services.herald import Herald
 from actorrpc.services.leaks import Leaks
 from actorrpc.services.objects import Objects
 from actorrpc.services.roster import Hello, versions_here
@@ -90,6 +91,7 @@ class Session:
         self.objects = Objects(worker)
         Autograd(worker)
         self.member = Member(worker)
+        Herald(worker)
         self.launched = False
         """Whether `launch` looks after its end."""
         self._shield = InterruptShield()
@@ -330,7 +332,7 @@ def _made(name: str, rank: int, options: RpcBackendOptions, role: str, index: in
                 "run code there. Give all workers the same token (security_token, or ACTORRPC_TOKEN)",
                 name, address,
             )  # fmt: skip
-        transport = ZmqTransport(address, keys=keys)
+        transport = ZmqTransport(address, keys=keys, silence=options.heartbeat_timeout)
         log.info("%s (rank %d) listens at %s", name, rank, ", ".join(transport.endpoints))
         record = Record(
             rank, name, new_incarnation(), tuple(transport.endpoints), socket.gethostname(), _boot(), os.getpid(),

@@ -6,7 +6,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from actorrpc.testing.simulation import Simulation, Task
     from actorrpc.wire.envelope import Frame
@@ -77,6 +77,14 @@ class SimTransport:
 
     holding = crowded = False
     emptied = 0
+    silence = 10.0
+    told: Callable[[int, str], None] = staticmethod(lambda peer, news: None)
+
+    def attend(self, peer: int, pid: int) -> None:
+        pass
+
+    def is_local(self, peer: int) -> bool:
+        return False
 
     def flush(self) -> None:
         pass

@@ -26,13 +26,14 @@ from typing import TYPE_CHECKING, Any
 import zmq
 
 from actorrpc.errors import RendezvousError
-from actorrpc.wire import folders
+from actorrpc.wire import folders, pieces
 from actorrpc.wire.curve import Guard
 from actorrpc.wire.exposed import exposed
 from actorrpc.wire.folders import HeldFolder
+from actorrpc.wire.lookout import Lookout, beat
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from actorrpc.wire.curve import Keys
     from actorrpc.wire.envelope import Frame
@@ -41,6 +42,8 @@ log = logging.getLogger("actorrpc")
 _IPC_PATH_LIMIT = 100
 _COPY_BELOW = 262144
 """Bytes below which copying a frame beats handing its memory to ZeroMQ."""
+_PIECE, _LOCAL_PIECE = 1 << 20, 1 << 28
+"""The longest frame over a network, and on this host, where putting pieces together costs more than it gives."""
 _BUNDLE = b"b\1"
 """Marks a frame that holds several messages."""
 _LONGEST_POLL = 3600.0
@@ -56,13 +59,20 @@ class ZmqTransport:
         ipc: also listen on an `ipc` socket, for peers on this host.
         max_sockets: how many sockets the context may open.
         keys: of the world's token: nobody without them gets in, or is sent anything. None: no token, anybody may.
+        silence: seconds without a sign of life after which peers take this process for dead; 0: they never do.
 
     Raises:
         RendezvousError: this host does not have the address.
     """
 
     def __init__(
-        self, address: str = "127.0.0.1", *, ipc: bool = True, max_sockets: int = 65536, keys: Keys | None = None
+        self,
+        address: str = "127.0.0.1",
+        *,
+        ipc: bool = True,
+        max_sockets: int = 65536,
+        keys: Keys | None = None,
+        silence: float = 10.0,
     ) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, min(max_sockets, self._context.get(zmq.SOCKET_LIMIT)))
@@ -76,6 +86,8 @@ class ZmqTransport:
         self.emptied = 0
         self._door = threading.Lock()
         self._closed = False
+        self.silence = silence
+        self.told: Callable[[int, str], None] = lambda peer, news: None
         try:
             if keys is not None:
                 self._guard = Guard(self._context, self._inbox, keys)
@@ -84,6 +96,9 @@ class ZmqTransport:
         except BaseException:
             self._close_inbox()
             raise
+        self._lookout = Lookout(
+            self._context, keys, lambda peer, news: self.told(peer, news), silence, _wake_pair
+        )
         self._poller = zmq.Poller()
         self._poller.register(self._inbox, zmq.POLLIN)
         self._poller.register(self._wake_read, zmq.POLLIN)
@@ -94,6 +109,7 @@ class ZmqTransport:
         inbox.setsockopt(zmq.RCVHWM, 0)
         inbox.setsockopt(zmq.SNDHWM, 0)
         inbox.setsockopt(zmq.BACKLOG, 1024)
+        beat(inbox, self.silence)
         if ipc and folders.AVAILABLE and zmq.has("ipc"):
             try:
                 self._folder = HeldFolder(_IPC_PATH_LIMIT - len("/inbox"))
@@ -121,7 +137,15 @@ class ZmqTransport:
         """Who was turned away for want of the token, in words; "" where nobody was."""
         return "" if self._guard is None else self._guard.strangers()
 
+    def attend(self, peer: int, pid: int) -> None:
+        self._lookout.attend(peer, pid)
+
+    def is_local(self, peer: int) -> bool:
+        outbox = self._outboxes.get(peer)
+        return outbox is not None and outbox.endpoint.startswith("ipc:")
+
     def dial(self, peer: int, endpoints: Sequence[str]) -> None:
+        self.hang_up(peer)
         dealer = self._context.socket(zmq.DEALER)
         dealer.setsockopt(zmq.LINGER, 0)
         dealer.setsockopt(zmq.SNDHWM, 0)
@@ -131,8 +155,9 @@ class ZmqTransport:
             self._keys.show(dealer)
         endpoint = reachable(endpoints)
         dealer.setsockopt(zmq.IPV6, int("[" in endpoint))
+        if peer >= 0:
+            self._lookout.watch(peer, endpoint, dealer)
         dealer.connect(endpoint)
-        self.hang_up(peer)
         with self._door:
             self._outboxes[peer] = _Outbox(dealer, endpoint)
 
@@ -143,6 +168,9 @@ class ZmqTransport:
             with outbox.lock:
                 if linger:
                     outbox.flush()
+                if peer >= 0:
+                    outbox.dealer.disable_monitor()
+                    self._lookout.leave(peer)
                 outbox.dealer.close(int(linger * 1000))
 
     def send(self, peer: int, frames: Sequence[Frame], hold: bool = False) -> None:
@@ -151,7 +179,7 @@ class ZmqTransport:
             dealer = outbox.dealer
             if dealer.closed:
                 raise KeyError(peer)
-            if len(frames) == 1 and not (hold or outbox.held or outbox.busy):
+            if len(frames) == 1 and not (hold or outbox.held or outbox.busy) and len(frames[0]) <= outbox.piece:
                 outbox.busy = True
                 try:
                     dealer.send(frames[0], zmq.NOBLOCK)
@@ -207,11 +235,19 @@ class ZmqTransport:
             return [self._unpacked.popleft()] if self._unpacked else None
         frames: list[Frame] = [data]
         more = first.more
+        if more and data[:2] == pieces.PLAN:
+            whole = pieces.join(data, self._part)
+            self._skip()
+            return whole
         while more:
             part = inbox.recv(zmq.NOBLOCK, copy=False)
             frames.append(part.buffer)  # writable, and keeps the frame alive
             more = part.more
         return frames
+
+    def _part(self) -> Frame | None:
+        """Takes the next part of a message, if there is one."""
+        return self._inbox.recv(zmq.NOBLOCK, copy=False).buffer if self._inbox.getsockopt(zmq.RCVMORE) else None
 
     def _skip(self) -> None:
         """Drops the rest of a message that is not as it should be."""
@@ -228,6 +264,7 @@ class ZmqTransport:
         self._closed = True
         for peer in list(self._outboxes):
             self.hang_up(peer, linger)
+        self._lookout.close()
         self._close_inbox()
         for fd in {self._wake_read, self._wake_write}:
             os.close(fd)
@@ -248,13 +285,14 @@ class ZmqTransport:
 class _Outbox:
     """The way to one peer."""
 
-    __slots__ = ("busy", "dealer", "endpoint", "held", "lock")
+    __slots__ = ("busy", "dealer", "endpoint", "held", "lock", "piece")
 
     def __init__(self, dealer: zmq.Socket[bytes], endpoint: str) -> None:
         # Reentrant: the collector may run a finalizer of the user's, which sends, in the midst of a send (`busy`).
         self.dealer, self.endpoint, self.lock = dealer, endpoint, threading.RLock()
         self.held: list[Sequence[Frame]] = []
         self.busy = False
+        self.piece = _LOCAL_PIECE if endpoint.startswith("ipc:") else _PIECE
 
     def flush(self) -> None:
         """Sends what is held, under the lock."""
@@ -264,7 +302,7 @@ class _Outbox:
         try:
             while self.held:
                 held, self.held = self.held, []
-                small = [frames[0] for frames in held if len(frames) == 1]
+                small = [frames[0] for frames in held if len(frames) == 1 and len(frames[0]) <= self.piece]
                 if len(small) == len(held) > 1:
                     self._put(_pack(small), 0, True)
                 else:
@@ -274,6 +312,8 @@ class _Outbox:
             self.busy = False
 
     def _send(self, frames: Sequence[Frame]) -> None:
+        if any(memoryview(frame).nbytes > self.piece for frame in frames):
+            frames = pieces.cut(frames, self.piece)
         last = len(frames) - 1
         for i, frame in enumerate(frames):
             small = not i or memoryview(frame).nbytes < _COPY_BELOW
