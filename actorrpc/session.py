@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from actorrpc.errors import AuthenticationError, NotAMemberError, RendezvousError, WorkerLostError
 from actorrpc.options import RpcBackendOptions, devices_of
 from actorrpc.runtime.clock import SystemClock
+from actorrpc.runtime.doubts import state_of
 from actorrpc.runtime.handling import here
 from actorrpc.runtime.interrupts import InterruptShield
 from actorrpc.runtime.peers import Record
@@ -138,7 +139,8 @@ class Session:
         """
         worker, member = self.worker, self.member
         deadline = worker.clock.now() + timeout if timeout > 0 else None
-        member.arrive()
+        with contextlib.suppress(WorkerLostError):  # that of rank 0, which ends the wait
+            member.arrive()
         if not worker.wait(member.ended, deadline, lead=False):
             raise RendezvousError(
                 f"{worker} waited {timeout:g} s in shutdown for the other workers to end their work; {member.late()}; "
@@ -157,7 +159,7 @@ class Session:
         if record.boot != here.boot or record.pid == here.pid:
             return
         gate, end = clock.gate(), clock.now() + _THEIR_END_SECONDS
-        while clock.now() < end and is_alive(record.pid):
+        while clock.now() < end and is_alive(record.pid) and state_of(record.pid) not in ("T", "t"):
             gate.wait(0.05)
 
     def depart(self, timeout: float) -> None:

@@ -28,7 +28,7 @@ _REFUSED_SECONDS = 1.0
 """And a peer of another host at whose address nobody listens any more: its goodbye may be on its way."""
 _GOODBYE_SECONDS = 5.0
 """And to one that has closed a connection within this host, or any at the end of the world: it has a reason to."""
-_ANSWER_SHARE, _ANSWER_AT_LEAST = 0.2, 0.2
+_ANSWER_SHARE, _ANSWER_AT_LEAST = 0.3, 0.5
 """Of the time of silence: what a peer whose connection has ended gets to answer by a new one."""
 
 

@@ -124,6 +124,7 @@ class Members:
         if standing is Standing.LOST and worker.open and not (worker.ending or self.verdicts.against):
             log.warning("%s: lost %s: %s", worker.record.name, peer.record, reason)
         worker.calls.fail_all_to(number, lambda: self.lost_error(peer, _MAY_HAVE_RUN))
+        self.verdicts.reconsider()
         worker.crew.submit((Lane.CONTROL, self._tell_watchers, peer))
 
     def _tell_watchers(self, peer: Peer) -> None:

@@ -3,6 +3,10 @@
 A verdict is a message with the sequence number 0, which no other has, so it is seen where a gap is. It goes by a way of
 its own, since the peer's way is closed by then; where the peer is stopped or cut off, it waits there for a while. And
 whoever is lost hears it again when a message of its comes.
+
+Who obeys. A verdict of the member with the lowest id holds for the world: whom it has lost is out. Any other one holds
+for the two alone. What somebody says who was lost here is not obeyed, since lost is final: two parts of a world that
+were cut off from each other go on by themselves; only one that is left alone takes it to be true.
 """
 
 from __future__ import annotations
@@ -46,6 +50,9 @@ class Verdicts:
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._ways: dict[int, float] = {}
+        self._tellers: set[int] = set()
+        """Those who have said that this worker is lost; they need not hear the same in return."""
+        self._said = ""
         self.speaks = False
         self.against = ""
 
@@ -55,7 +62,9 @@ class Verdicts:
         """Tells a peer that it was taken for lost here."""
         worker, way = self._worker, _FIRST_WAY - peer.record.incarnation
         now = worker.clock.now()
-        if peer.standing is not Standing.LOST or now < self._ways.get(way, 0.0) or not worker.open:
+        if peer.standing is not Standing.LOST or peer.record.id in self._tellers or not worker.open:
+            return
+        if now < self._ways.get(way, 0.0):
             return
         self._ways[way] = now + _AGAIN_SECONDS
         words = json.dumps({"reason": peer.reason, "speaks": self.speaks}).encode()
@@ -110,13 +119,28 @@ class Verdicts:
             return
         if worker.ending or not worker.open:
             return
-        # Of two parts of a world that were cut off from each other, the one with the lowest id goes on.
-        if speaks and peer.record.id < worker.id:
-            if not self.against:
-                self.against = f"{peer.record} says: {reason}"
-                log.error("%s was taken for lost by the others (%s); it is no member of its world any more", worker,
-                          self.against)  # fmt: skip
+        self._tellers.add(peer.record.id)
+        if speaks:
+            self._said = f"{peer.record} says: {reason}"
+        if speaks and peer.standing is Standing.MEMBER and peer.record.id < worker.id:
+            self._condemned()
             for number in list(worker.peers):
                 worker.members.lose(number, "the others have taken this worker for lost")
         else:
             worker.members.lose(peer.record.id, f"it has taken this worker for lost: {reason}")
+            self.reconsider()
+
+    def reconsider(self) -> None:
+        """Sees whether this worker is left alone, and has been told why."""
+        members = [n for n, peer in list(self._worker.peers.items()) if peer.standing is Standing.MEMBER]
+        if self._said and members == [self._worker.id]:
+            self._condemned()
+
+    def _condemned(self) -> None:
+        if not self.against:
+            self.against = self._said
+            log.error(
+                "%s was taken for lost by the others (%s); it is no member of its world any more",
+                self._worker,
+                self.against,
+            )

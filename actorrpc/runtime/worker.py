@@ -407,7 +407,11 @@ class Worker:
 
     def complete(self, what: Completion) -> None:
         """Marks something of this worker's own as done."""
-        self.crew.done(what, next(self._numbers))
+        self.crew.done(what, self.place())
+
+    def place(self) -> int:
+        """Returns a place among the messages for what comes now and is none (RULE MB3)."""
+        return next(self._numbers)
 
     # -- the end
 

@@ -36,10 +36,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("actorrpc")
 _TOLD = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
-_PING_SHARE, _LIFE_SHARE, _CLEAN_UP_SHARE = 0.2, 0.8, 4.0
-"""Of the heartbeat timeout: between two pings; of their time to live, so that silence of a whole timeout is noticed
-within it; and after which a ROUTER closes the connection of a peer that is gone.
+_PING_SHARE, _LIFE_SHARE, _CLEAN_UP_SHARE = 0.2, 0.7, 4.0
+"""Of the heartbeat timeout: between two pings; of their time to live, so that time is left to ask within it; and after
+which a ROUTER closes the connection of a peer that is gone.
 """
+_RECONNECT, _RECONNECT_AT_MOST = 20, 200
+"""Milliseconds until a connection that has ended is made again, and between later attempts."""
 _PROBE_SHARE, _ANSWER_SHARE = 1.5, 0.5
 """Of the time between two pings: how old a connection is when it is probed; of the heartbeat timeout: how long for."""
 _names = itertools.count(1)
@@ -101,6 +103,8 @@ class Lookout:
 
     def watch(self, number: int, endpoint: str, dealer: zmq.Socket[bytes]) -> None:
         """Watches a peer's way, before it connects."""
+        dealer.setsockopt(zmq.RECONNECT_IVL, _RECONNECT)
+        dealer.setsockopt(zmq.RECONNECT_IVL_MAX, _RECONNECT_AT_MOST)
         reader = self._reader(dealer)
         until = time.monotonic() + self._seconds if self._seconds else 0.0
 
@@ -212,7 +216,7 @@ class Lookout:
                 self._told(number, News.ENDED)
             elif source in self._news:
                 self._read(source)
-            elif source is self._answers:
+            elif self._answers is not None and source is self._answers:
                 self._read_answers(source)
         while self._orders:
             self._orders.popleft()()
