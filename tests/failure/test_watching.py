@@ -140,7 +140,8 @@ def test_an_actor_hears_of_a_loss_in_its_turn_among_its_messages() -> None:
     """Behind those that were there before, ahead of later ones, and never beside another one."""
 
     def begin() -> None:
-        kept()["nurses"] = nurses = [Nurse.spawn(0), Nurse.spawn(1), Deaf.spawn(0)]
+        nurses: list[Any] = [Nurse.spawn(0), Nurse.spawn(1), Deaf.spawn(0)]
+        kept()["nurses"] = nurses
         kept()["copy"] = rpc.RRef(nurses[0].local_value())  # one more place of the same actor
         for nurse in nurses[:2]:
             nurse.rpc_sync().all()
