@@ -17,6 +17,7 @@ from actorrpc.runtime.lanes import Lane
 from actorrpc.runtime.peers import Standing
 from actorrpc.services.ids import HERALD
 from actorrpc.wire.envelope import Flag
+from actorrpc.wire.transport import News
 
 if TYPE_CHECKING:
     from actorrpc.runtime.completion import Call
@@ -60,6 +61,9 @@ class Herald:
         peer, rank = worker.peers.get(number), worker.peers[teller].record.rank
         if peer is None or number == worker.id:
             return
+        if number == min(self._members()) and teller > number:  # the herald: everybody sees for himself, and asks it
+            worker.doubts.hear(number, News.CUT)
+            return
         if teller < worker.id:
             self._heard.add(number)
         said = reason if reason.endswith(" says)") else f"{reason} (rank {rank} says)"
@@ -83,7 +87,8 @@ class Herald:
                 self._tell(other, peer)
         elif number not in self._heard and peer.standing is Standing.LOST:
             self._tell(first, peer)
-        if peer.standing is Standing.LOST and not worker.ending:
+        # Not by others: the lost one would report its teller, and the herald might hear of that first.
+        if (first == worker.id or number < first) and peer.standing is Standing.LOST and not worker.ending:
             worker.members.verdicts.tell(peer)
 
     def _reach(self, numbers: list[int]) -> None:
