@@ -137,7 +137,7 @@ class Network:
         for rank in range(self._world.size):
             with contextlib.suppress(psutil.Error):
                 connections = psutil.Process(self._world.pid(rank)).net_connections("tcp")
-                if any(c.laddr and c.laddr.port == port and c.raddr for c in connections):
+                if any(c.laddr[1:2] == (port,) and c.raddr for c in connections):
                     return rank
         return -1
 

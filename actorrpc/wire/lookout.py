@@ -218,6 +218,8 @@ class Lookout:
                 self._read(source)
             elif self._answers is not None and source is self._answers:
                 self._read_answers(source)
+            elif self._probe is not None and source is self._probe:
+                self._probe.recv_multipart(zmq.NOBLOCK)  # nobody has anything to say to it
         while self._orders:
             self._orders.popleft()()
         now = time.monotonic()
@@ -239,6 +241,7 @@ class Lookout:
                 self._keys.show(self._probe)
             self._answers = self._reader(self._probe)
             self._poller.register(self._answers, zmq.POLLIN)
+            self._poller.register(self._probe, zmq.POLLIN)  # its ends take effect only while somebody looks at it
         self._probe.setsockopt(zmq.IPV6, int("[" in self._endpoints[number]))
         self._probed[number] = time.monotonic() + self._seconds * _ANSWER_SHARE
         self._probe.connect(self._endpoints[number])

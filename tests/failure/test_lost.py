@@ -216,3 +216,27 @@ def test_a_stopped_worker_is_lost_and_everything_that_hangs_on_it_fails_at_once(
         world.start(2, rpc.shutdown)
         world.result(0)
         world.result(2)
+
+
+def test_a_graceful_end_does_not_wait_for_a_worker_that_is_stopped() -> None:
+    with made(3, **SHORT) as world:
+        with stopped(world, 2):
+            for rank in (0, 1):
+                world.start(rank, rpc.shutdown)
+            for rank in (0, 1):
+                world.result(rank)  # bounded by the world's own limit
+        assert not world.on(0, session.is_available)
+
+
+def test_a_worker_that_is_stopped_as_soon_as_it_is_known_is_noticed_as_well() -> None:
+    """Before the first heartbeat has come from it."""
+
+    def stop_at_once() -> None:
+        os.kill(rpc.rpc_sync(1, os.getpid), signal.SIGSTOP)
+
+    with made(2, heartbeat_timeout=4.0) as world:
+        try:
+            world.on(0, stop_at_once)
+            until(lambda: world.on(0, lost, 1), 30)
+        finally:
+            os.kill(world.pid(1), signal.SIGCONT)

@@ -60,12 +60,12 @@ def test_large_messages_keep_their_order_among_small_ones_and_arrive_writable(mo
     here, there = ZmqTransport(), ZmqTransport()
     try:
         here.dial(1, there.endpoints)
-        sent = [
+        sent: list[list[Any]] = [
             [b"a\1small"], [b"a\1" + bytes(5000)], [b"a\1head", bytearray(b"x" * 10_001), b"", bytearray(b"y" * 1000)],
             [b"a\1last"],
         ]  # fmt: skip
         for frames in sent:
-            here.send(1, frames)  # type: ignore[arg-type]
+            here.send(1, frames)
         here.send(1, [b"a\1held"], hold=True)
         here.send(1, [b"a\1" + bytes(3000)], hold=True)
         sent += [[b"a\1held"], [b"a\1" + bytes(3000)]]
