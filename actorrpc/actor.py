@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import sys
 import threading
@@ -15,6 +16,7 @@ from actorrpc.runtime.completion import Completion
 from actorrpc.runtime.message import Message
 from actorrpc.services.handles import OwnerHandle
 from actorrpc.session import Session, current
+from actorrpc.watching import is_news
 from actorrpc.wire.envelope import Kind
 from actorrpc.workers import WorkerInfo, info_of, resolve
 from actorrpc.world import World
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
+    from actorrpc.runtime.peers import Peer
     from actorrpc.services.handles import Entry
     from actorrpc.workers import To
 
@@ -199,6 +202,14 @@ class Actor:
     def on_stop(self) -> None:
         """Called once when its world ends in good order, or when the last reference to it is gone."""
 
+    def on_worker_lost(self, worker: WorkerInfo, reason: str) -> None:
+        """Called for every worker that is gone from now on, as `World.watch` tells of them, in its turn among messages.
+
+        Arguments:
+            worker: who it was.
+            reason: how it was noticed, in words.
+        """
+
     def __reduce__(self) -> Any:
         raise SerializationError(
             f"an actor cannot be sent, it stays where it is; "
@@ -245,6 +256,7 @@ def install(session: Session) -> None:
     session.objects.mailbox_for = mailbox_for
     session.objects.construct = construct
     session.objects.released = _released
+    session.worker.members.watchers.append(functools.partial(_tell_of_loss, session))
 
 
 def _released(value: Any) -> None:
@@ -265,24 +277,39 @@ def _released(value: Any) -> None:
         except Exception:
             log.exception("on_stop of %s failed", type(value).__name__)
         return
-    job = cell.accept(_Stop(home))  # behind the messages that were there before
+    job = cell.accept(_Unsent(home, "on_stop"))  # behind the messages that were there before
     if job is not None:
         home.session.worker.crew.submit(job)
 
 
-class _Stop(Message):
-    """A message that was not sent: the call of an actor's `on_stop`."""
+def _tell_of_loss(session: Session, peer: Peer) -> None:
+    """Has the actors of a worker hear that another one is gone."""
+    if not is_news(session, peer):
+        return
+    for actor in {id(actor): actor for actor in session.objects.actors()}.values():
+        home: Home | None = getattr(actor, "_home", None)  # it may not have been made yet
+        if home is None or home.entry.mailbox is None or type(actor).on_worker_lost is Actor.on_worker_lost:
+            continue
+        told = info_of(peer.record), peer.reason
+        job = home.entry.mailbox.accept(_Unsent(home, "on_worker_lost", told, session.worker.place()))
+        if job is not None:
+            session.worker.crew.submit(job)
 
-    __slots__ = ()
 
-    def __init__(self, home: Home) -> None:
+class _Unsent(Message):
+    """A message that was not sent: the call of a method that users may override."""
+
+    __slots__ = ("_call",)
+
+    def __init__(self, home: Home, method: str, args: tuple[Any, ...] = (), place: int = sys.maxsize) -> None:
         worker, (creator, local) = home.session.worker, home.entry.id
         super().__init__(
-            worker, Kind.TELL, 0, worker.id, 0, creator, local, worker.chain(), -1, None, sys.maxsize, ()
+            worker, Kind.TELL, 0, worker.id, 0, creator, local, worker.chain(), -1, None, place, ()
         )  # fmt: skip
+        self._call: tuple[str, tuple[Any, ...], dict[str, Any]] = (method, args, {})
 
     def load(self) -> Any:
-        return "on_stop", (), {}
+        return self._call
 
 
 def name_of(session: Session, entry: Entry) -> str:

@@ -127,14 +127,24 @@ class WorkerLostError(ActorRPCError):
 
     Args:
         message: what to tell the user.
-        worker, rank, host, pid: who it was.
+        worker, rank, host, pid: who it was; this worker itself, where the others have taken it for lost.
         reason: how it was noticed.
+        may_have_run: whether the call may have run there.
     """
 
     def __init__(
-        self, message: str, *, worker: str = "", rank: int = -1, host: str = "", pid: int = 0, reason: str = ""
+        self,
+        message: str,
+        *,
+        worker: str = "",
+        rank: int = -1,
+        host: str = "",
+        pid: int = 0,
+        reason: str = "",
+        may_have_run: bool = False,
     ) -> None:
         super().__init__(message)
+        self.may_have_run = may_have_run
         self.worker = worker
         self.rank = rank
         self.host = host

@@ -17,8 +17,12 @@ DEFAULT_INIT_METHOD = "env://"
 DEFAULT_NUM_WORKER_THREADS = 16
 DEFAULT_INIT_TIMEOUT = 300.0
 DEFAULT_SWITCH_INTERVAL = 2e-4
+DEFAULT_HEARTBEAT_TIMEOUT = 10.0
 UNSET_RPC_TIMEOUT = -1.0
 _INIT_TIMEOUT_VARIABLE = "ACTORRPC_INIT_TIMEOUT"
+_HEARTBEAT_VARIABLE = "ACTORRPC_HEARTBEAT_TIMEOUT"
+_HEARTBEAT_RANGE = 0.5, 80.0
+"""Less than the first is noise; more than the second ZeroMQ cannot tell."""
 _TOKEN_VARIABLE = "ACTORRPC_TOKEN"
 
 TRANSPORTS = ("ibv", "shm", "tcp", "uv")
@@ -60,6 +64,9 @@ class RpcBackendOptions:
             for its answer in any case. Default 40,000.
         max_pending_bytes: the same in bytes of what has not begun; a larger message goes alone. Default 128 MiB.
         max_message_bytes: a larger message is refused, with a MessageTooLargeError. Default None: any size.
+        heartbeat_timeout: after how many seconds without a sign of life (a process that is stopped, a network that is
+            cut) the others take this worker for lost, 0.5 to 80; 0: never. What it computes does not matter, heartbeats
+            are ZeroMQ's own thread's. Give all workers the same. Default 10, or ACTORRPC_HEARTBEAT_TIMEOUT.
 
     Raises:
         ValueError, TypeError: an option is out of range, or of the wrong kind.
@@ -81,17 +88,25 @@ class RpcBackendOptions:
         max_pending: int = DEFAULT_CALLS,
         max_pending_bytes: int = DEFAULT_BYTES,
         max_message_bytes: int | None = None,
+        heartbeat_timeout: float | None = None,
     ) -> None:
         self.rpc_timeout = rpc_timeout
         self.init_method = init_method
         self.num_worker_threads = num_worker_threads
-        self.init_timeout = _init_timeout_of_environment() if init_timeout is None else init_timeout
+        self.init_timeout = (
+            _of_environment(_INIT_TIMEOUT_VARIABLE, DEFAULT_INIT_TIMEOUT) if init_timeout is None else init_timeout
+        )
         self.switch_interval = switch_interval
         self.security_token = os.environ.get(_TOKEN_VARIABLE) if security_token is None else security_token
         self.address = address
         self.report_leaks = os.environ.get("ACTORRPC_REPORT_LEAKS") == "1" if report_leaks is None else report_leaks
         self.max_pending, self.max_pending_bytes = max_pending, max_pending_bytes
         self.max_message_bytes = max_message_bytes
+        self.heartbeat_timeout = (
+            _of_environment(_HEARTBEAT_VARIABLE, DEFAULT_HEARTBEAT_TIMEOUT)
+            if heartbeat_timeout is None
+            else heartbeat_timeout
+        )
 
     if not TYPE_CHECKING:  # type checkers see misspelt names themselves, unless there is a __setattr__
 
@@ -170,6 +185,21 @@ class RpcBackendOptions:
         self._init_timeout = as_seconds("init_timeout", seconds, "must be seconds above 0", lambda s: s > 0)
 
     @property
+    def heartbeat_timeout(self) -> float:
+        """After how many seconds without a sign of life the others take this worker for lost; 0: never."""
+        return self._heartbeat_timeout
+
+    @heartbeat_timeout.setter
+    def heartbeat_timeout(self, seconds: float) -> None:
+        low, high = _HEARTBEAT_RANGE
+        self._heartbeat_timeout = as_seconds(
+            "heartbeat_timeout",
+            seconds,
+            f"(or {_HEARTBEAT_VARIABLE}) must be 0 (never) or seconds from {low:g} to {high:g}",
+            lambda s: s == 0 or low <= s <= high,
+        )
+
+    @property
     def switch_interval(self) -> float | None:
         """What `sys.setswitchinterval` is set to while the worker is up; None: nothing."""
         return self._switch_interval
@@ -245,6 +275,7 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
         max_pending: int = DEFAULT_CALLS,
         max_pending_bytes: int = DEFAULT_BYTES,
         max_message_bytes: int | None = None,
+        heartbeat_timeout: float | None = None,
     ) -> None:
         super().__init__(
             rpc_timeout,
@@ -258,6 +289,7 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
             max_pending=max_pending,
             max_pending_bytes=max_pending_bytes,
             max_message_bytes=max_message_bytes,
+            heartbeat_timeout=heartbeat_timeout,
         )
         self.device_maps = {} if device_maps is None else device_maps
         self.devices = () if devices is None else devices
@@ -348,9 +380,9 @@ def devices_of(options: RpcBackendOptions) -> Devices:
     return Devices(count, maps, tuple(map(str, options.devices)))
 
 
-def _init_timeout_of_environment() -> float:
-    text = os.environ.get(_INIT_TIMEOUT_VARIABLE)
+def _of_environment(variable: str, default: float) -> float:
+    text = os.environ.get(variable)
     try:
-        return DEFAULT_INIT_TIMEOUT if text is None else float(text)
+        return default if text is None else float(text)
     except ValueError:
-        raise ValueError(f"{_INIT_TIMEOUT_VARIABLE}={text!r} in the environment is not a number of seconds") from None
+        raise ValueError(f"{variable}={text!r} in the environment is not a number of seconds") from None

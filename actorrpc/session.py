@@ -28,6 +28,7 @@ from actorrpc.services.autograd import Autograd
 from actorrpc.services.descriptors import check_descriptors
 from actorrpc.services.directory import Member
 from actorrpc.services.elastic import Elastic
+from actorrpc.services.herald import Herald
 from actorrpc.services.leaks import Leaks
 from actorrpc.services.objects import Objects
 from actorrpc.services.roster import Hello, versions_here
@@ -35,6 +36,7 @@ from actorrpc.services.sealed import SealedStore
 from actorrpc.version import VERSION
 from actorrpc.wire import envelope
 from actorrpc.wire.curve import Keys
+from actorrpc.wire.lookout import state_of
 from actorrpc.wire.names import identity_of_main
 from actorrpc.wire.zeromq import ZmqTransport
 from actorrpc.workers import NAME_LIMIT, check_name
@@ -73,6 +75,7 @@ class Session:
         self.objects = Objects(worker)
         Autograd(worker)
         self.member = Member(worker)
+        Herald(worker)
         self.launched = False
         """Whether `launch` looks after its end."""
         self._shield = InterruptShield()
@@ -119,7 +122,8 @@ class Session:
         """
         worker, member = self.worker, self.member
         deadline = worker.clock.now() + timeout if timeout > 0 else None
-        member.arrive()
+        with contextlib.suppress(WorkerLostError):  # that of rank 0, which ends the wait
+            member.arrive()
         if not worker.wait(member.ended, deadline, lead=False):
             raise RendezvousError(
                 f"{worker} waited {timeout:g} s in shutdown for the other workers to end their work; {member.late()}; "
@@ -138,7 +142,7 @@ class Session:
         if record.boot != here.boot or record.pid == here.pid:
             return
         gate, end = clock.gate(), clock.now() + _THEIR_END_SECONDS
-        while clock.now() < end and is_alive(record.pid):
+        while clock.now() < end and is_alive(record.pid) and state_of(record.pid) not in ("T", "t"):
             gate.wait(0.05)
 
     def depart(self, timeout: float) -> None:
@@ -311,7 +315,7 @@ def _made(name: str, rank: int, options: RpcBackendOptions, role: str, index: in
                 "run code there. Give all workers the same token (security_token, or ACTORRPC_TOKEN)",
                 name, address,
             )  # fmt: skip
-        transport: Transport = ZmqTransport(address, keys=keys)
+        transport: Transport = ZmqTransport(address, keys=keys, silence=options.heartbeat_timeout)
         log.info("%s (rank %d) listens at %s", name, rank, ", ".join(transport.endpoints))
         record = Record(
             rank, name, new_incarnation(), tuple(transport.endpoints), socket.gethostname(), _boot(), os.getpid(),

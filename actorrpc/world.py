@@ -10,18 +10,27 @@ from actorrpc.group import Group
 from actorrpc.rref import RRef
 from actorrpc.services.handles import OwnerHandle
 from actorrpc.services.ids import ROOT
+from actorrpc.session import current
+from actorrpc.watching import Watch
 from actorrpc.workers import info_of, present
 
 if TYPE_CHECKING:
     from actorrpc.session import Session
+    from actorrpc.watching import Told
     from actorrpc.workers import WorkerInfo
 
 
 class World:
-    """All workers and roles. `world.observer` is the Group of the role "observer"; `world.role(name)` likewise."""
+    """All workers and roles. `world.observer` is the Group of the role "observer"; `world.role(name)` likewise.
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    An actor has it as `self.world`; elsewhere `World()` is that of the process.
+
+    Raises:
+        NotAMemberError: the process is in none.
+    """
+
+    def __init__(self, session: Session | None = None) -> None:
+        self._session = current() if session is None else session
 
     def __repr__(self) -> str:
         return f"World({self.roles or [worker.name for worker in self.workers]})"
@@ -54,6 +63,18 @@ class World:
         # The turns are the role's, so that `world.observer.pick()` gives the next one, though each look is a new group.
         turns = session.worker.services.setdefault(World, {}).setdefault(name, itertools.count())
         return Group([_root(session, record.id) for record in sorted(records, key=lambda r: r.index)], turns)
+
+    def watch(self, callback: Told) -> Watch:
+        """Has a callback told of every worker that is gone: that died, fell silent, was cut off, or left while others
+        did not expect it. Also of those that this worker never called, and at once of those that are gone already.
+
+        Arguments:
+            callback: called with the worker's WorkerInfo and the reason, in words; in a thread of the pool, never twice
+                at the same time. What it raises goes to the log.
+
+        Returns what ends it, by `stop()` or at the end of a `with` block. It ends with the world, too.
+        """
+        return Watch(self._session, callback)
 
     def __getattr__(self, name: str) -> Group:
         if name.startswith("_"):

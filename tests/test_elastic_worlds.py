@@ -499,7 +499,12 @@ def test_who_comes_again_is_another_worker_under_its_old_name_and_rank(process: 
         assert place.on(process, come_and_call, 1, place.method) == named(0, 1, 3)
         assert place.on(3, use_both) == (2, 2)
         assert place.on(0, present) == place.on(3, present) == named(0, 1, 3)
-    until(lambda: place.on(3, lambda: len(session.current().worker.keeper._pidfds)) <= 2, 20)
+    until(lambda: place.on(3, watched_processes) <= 2, 20)
+
+
+def watched_processes() -> int:
+    transport: Any = session.current().worker.transport
+    return len(transport._lookout._processes)
 
 
 def hold() -> None:

@@ -54,7 +54,7 @@ def end() -> None:
 
 def went_by_tcp() -> bool:
     transport: Any = session.current().worker.transport
-    return all(outbox.endpoint.startswith("tcp://10.77.0.") for outbox in transport._outboxes.values())
+    return all(outbox.endpoint.startswith("tcp://10.77.0.") for outbox in transport._ways.values())
 
 
 def outcome(call: Callable[[], Any]) -> Any:

@@ -24,7 +24,7 @@ import actorrpc as rpc
 from actorrpc import autograd, session
 from actorrpc.errors import AuthenticationError, InvalidNameError
 from actorrpc.services import sealed
-from actorrpc.wire import folders, zeromq
+from actorrpc.wire import dealer, folders, zeromq
 from actorrpc.wire.curve import Keys
 from actorrpc.wire.zeromq import ZmqTransport
 from tests import attacks
@@ -109,9 +109,9 @@ def all_verbs() -> None:
 
 def mechanisms() -> list[int]:
     transport: Any = session.current().worker.transport
-    dealers = [way.dealer for way in transport._outboxes.values() if isinstance(way, zeromq._Outbox)]
+    dealers = [way.dealer for way in transport._ways.values() if isinstance(way, dealer.DealerWay)]
     sockets = [transport._inbox, *dealers]
-    assert len(dealers) == len(transport._outboxes) or not transport._keys, "with a token there is no other way"
+    assert len(dealers) == len(transport._ways) or not transport._keys, "with a token there is no other way"
     return [socket.getsockopt(zmq.MECHANISM) for socket in sockets]
 
 

@@ -606,8 +606,8 @@ def test_an_exception_in_one_main_ends_that_process_and_the_others_hear_of_it(tm
         rank, path = int(sys.argv[1]), sys.argv[2]
         rpc.init_rpc(f"w{rank}", rank=rank, world_size=2,
                      rpc_backend_options=rpc.RpcBackendOptions(init_method="file://" + path, init_timeout=30))
-        rpc.rpc_sync(1 - rank, abs, args=(1,))
         if rank == 1:
+            rpc.rpc_sync(0, abs, args=(1,))
             raise KeyError("unhandled")
         try:
             rpc.rpc_sync(1, time.sleep, args=(30,))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from actorrpc.errors import NotAMemberError, WorkerLostError
 from actorrpc.runtime.lanes import Lane
 from actorrpc.runtime.peers import Peer, Standing
+from actorrpc.runtime.verdicts import Verdicts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("actorrpc")
 _EARLY_LIMIT = 10_000
+_MAY_HAVE_RUN = "the call may or may not have run"
 
 
 class Members:
@@ -36,6 +38,7 @@ class Members:
         self.ranks: dict[int, int] = {}
         self.watchers: list[Callable[[Peer], None]] = []
         self._early: list[Sequence[Frame]] = []
+        self.verdicts = Verdicts(worker)
 
     def admit(self, records: Sequence[Record], own: int | None = None) -> None:
         """Learns of members; what they sent before this was known is taken up now.
@@ -66,12 +69,26 @@ class Members:
             self._worker.crew.lead_once(learn)
 
     def keep_early(self, frames: Sequence[Frame]) -> None:
-        """Keeps the message of a sender who is not known, while the list of members has not come; else drops it.
+        """Keeps the message of a sender who is no member, while the list of members has not come; else drops it.
 
         Under leadership.
         """
-        if len(self._early) < _EARLY_LIMIT and not self.peers:
+        if self.peers:
+            self.verdicts.hear(frames)
+        elif len(self._early) < _EARLY_LIMIT:
             self._early.append(frames)
+
+    def out_of_step(self, peer: Peer, sequence: int, frames: Sequence[Frame]) -> None:
+        """Takes a member's message that does not follow the one before: some are missing, and so the peer is lost.
+
+        Under leadership.
+        """
+        if sequence == 0:
+            self.verdicts.hear(frames)
+            return
+        peer.seen -= 1
+        if sequence > peer.seen:  # else it was here before
+            self.lose(peer.record.id, f"messages {peer.seen + 1} to {sequence - 1} from it did not arrive")
 
     def reach(self, number: int) -> Peer:
         """Returns a peer that can be sent to, dialled.
@@ -95,7 +112,7 @@ class Members:
                     worker.transport.dial(number, peer.record.endpoints)
                     peer.dialled = True
             if first:  # a second thread would open a second pidfd, which nobody closes
-                worker.keeper.watch(peer)
+                worker.doubts.attend(peer)
         return peer
 
     def lose(self, number: int, reason: str, standing: Standing = Standing.LOST) -> None:
@@ -108,21 +125,28 @@ class Members:
                 return
             peer.standing, peer.reason = standing, reason
         worker.transport.hang_up(number)
-        if standing is Standing.LOST and worker.open and not worker.ending:
+        worker.doubts.open.pop(number, None)
+        if standing is Standing.LOST and worker.open and not (worker.ending or self.verdicts.against):
             log.warning("%s: lost %s: %s", worker.record.name, peer.record, reason)
-        worker.calls.fail_all_to(number, lambda: self.lost_error(peer, "the call may or may not have run"))
+        worker.calls.fail_all_to(number, lambda: self.lost_error(peer, _MAY_HAVE_RUN))
+        self.verdicts.reconsider()
         worker.crew.submit((Lane.CONTROL, self._tell_watchers, peer))
 
     def _tell_watchers(self, peer: Peer) -> None:
         for watcher in list(self.watchers):
             watcher(peer)
 
-    @staticmethod
-    def lost_error(peer: Peer, consequence: str) -> WorkerLostError:
-        """Makes the error for what depended on a peer that is gone."""
-        word = {Standing.MEMBER: "is about to leave", Standing.LOST: "was lost"}.get(peer.standing, "has left")
-        r = peer.record
+    def lost_error(self, peer: Peer, consequence: str) -> WorkerLostError:
+        """Makes the error for what depended on a peer that is gone, or in whose world this worker is gone."""
+        against = self.verdicts.against
+        if against and peer.standing is Standing.LOST:
+            r, reason = self._worker.record, against
+            text = f"{r} was taken for lost by the others, and is no member of their world any more ({against})"
+        else:
+            r, reason = peer.record, peer.reason
+            word = {Standing.MEMBER: "is about to leave", Standing.LOST: "was lost"}.get(peer.standing, "has left")
+            text = f"{r} {word}: {reason}"
         return WorkerLostError(
-            f"{r} {word}: {peer.reason}; {consequence}",
-            worker=r.name, rank=r.rank, host=r.host, pid=r.pid, reason=peer.reason,
+            f"{text}; {consequence}", worker=r.name, rank=r.rank, host=r.host, pid=r.pid, reason=reason,
+            may_have_run=consequence == _MAY_HAVE_RUN,
         )  # fmt: skip

@@ -23,6 +23,7 @@ from actorrpc.runtime.calls import Calls
 from actorrpc.runtime.completion import Completion, check_seconds
 from actorrpc.runtime.credit import Credit
 from actorrpc.runtime.crew import Crew
+from actorrpc.runtime.doubts import Doubts
 from actorrpc.runtime.handling import NO_CONTEXT, Handling, here
 from actorrpc.runtime.keeper import Keeper
 from actorrpc.runtime.lanes import Job, Lane
@@ -100,6 +101,7 @@ class Worker:
         """What is installed here, by type, for those who only know the worker."""
         self.crew = Crew(record.name, transport, clock, self._route, threads)
         self.keeper = Keeper(self)
+        self.doubts = Doubts(self)
         self.emit = Outbox(self).emit
         """Sends a message whose payload is written; see `Outbox.emit`."""
         self.wait = Patience(self).wait
@@ -285,9 +287,7 @@ class Worker:
                 return None
             peer.seen += 1
             if peer.seen != sequence:
-                peer.seen -= 1
-                if sequence > peer.seen:  # else it was here before
-                    self.members.lose(caller, f"messages {peer.seen + 1} to {sequence - 1} from it did not arrive")
+                self.members.out_of_step(peer, sequence, frames)
                 return None
             if kind <= Kind.TELL and not flags & Flag.CONTROL:
                 peer.heard += 1
@@ -448,7 +448,11 @@ class Worker:
 
     def complete(self, what: Completion) -> None:
         """Marks something of this worker's own as done."""
-        self.crew.done(what, next(self._numbers))
+        self.crew.done(what, self.place())
+
+    def place(self) -> int:
+        """Returns a place among the messages for what comes now and is none (RULE MB3)."""
+        return next(self._numbers)
 
     # -- the end
 
@@ -467,6 +471,7 @@ class Worker:
         self.keeper.stop()
         if not self.crew.stop(timeout):
             log.warning("%s: handlers still run after %g s; they are left behind", self, timeout)
+        self.members.verdicts.close()
         self.transport.close(linger)
         self.cells.clear()
         self.fallback = self.greeted = None

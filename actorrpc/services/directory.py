@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("actorrpc")
 _WORD_SECONDS = 2.0
-_GOODBYE_SECONDS = 5.0
 
 
 class Directory:
@@ -172,7 +170,6 @@ class Directory:
                 log.debug("%s: %s", self._worker.record.name, e)
 
     def _gone(self, peer: Peer) -> None:
-        self._tell_all(("gone", peer.record.id, peer.standing.value, peer.reason))
         if self._round:
             self._last = None
             self._ask()
@@ -221,7 +218,7 @@ class Member:
         """Tells the others that this worker leaves; those that it never spoke to hear it from rank 0."""
         me = self._worker.id
         for number, peer in list(self._worker.peers.items()):
-            if number != me and (peer.dialled or 0 in (number, me) or self.orphaned is not None):
+            if number != me and (peer.dialled or peer.seen or 0 in (number, me) or self.orphaned is not None):
                 try:
                     self._worker.tell(number, MEMBER, ("bye", reason), control=True)
                 except ActorRPCError:
@@ -247,14 +244,6 @@ class Member:
             self._end()
         elif verb == "bye":
             worker.members.lose(message.caller, rest[0], Standing.LEFT)
-        elif verb == "gone":
-            number, standing, reason = rest
-            peer, lose = worker.peers.get(number), worker.members.lose
-            news = functools.partial(lose, number, f"{reason} (rank 0 says)", Standing(standing))
-            if peer is not None and peer.leaving and standing == Standing.LEFT.value:
-                worker.keeper.after(_GOODBYE_SECONDS, news)  # its own goodbye comes, after its last answers
-            else:
-                news()
 
     def _gone(self, peer: Peer) -> None:
         if peer.record.id == 0 and not self.ended.done:

@@ -17,7 +17,7 @@ from actorrpc.runtime.lanes import Lane
 from actorrpc.runtime.peers import Standing
 from actorrpc.services.devices import Placement, placement
 from actorrpc.services.directory import Member
-from actorrpc.services.ids import DIRECTORY, ELASTIC, MEMBER
+from actorrpc.services.ids import DIRECTORY, ELASTIC
 from actorrpc.services.objects import Objects
 from actorrpc.services.porch import Porch
 from actorrpc.services.residents import IDS, Objection, Residents
@@ -168,13 +168,13 @@ class Elastic:
 
     def _gone(self, peer: Peer) -> None:
         worker = self._worker
+        if worker.members.verdicts.against:  # the world may go on very well, with rank 0
+            return
         if peer.record.id == 0:
             self.orphaned = peer
             level = logging.WARNING if peer.standing is Standing.LOST and not self._leaving else logging.INFO
             log.log(level, "%s: %s", worker.record.name, self._orphan_text())
             self._porch = Porch(worker, self._session, self._turn_away)
-            for number in self._others():  # nobody else tells of their ends any more
-                worker.keeper.watch(worker.peers[number])
         speaks = self.orphaned is not None and worker.id < min(self._others(), default=IDS)
         if speaks and not (self._speaks or self._leaving):
             self._speaks = True
@@ -353,8 +353,6 @@ class Door:
         self._residents.leave(number)
         self._batch = [hello for hello in self._batch if hello.record.id != number]
         self._awaited.discard(number)
-        for other in _members(self._worker):
-            _tell(self._worker, other, MEMBER, ("gone", number, peer.standing.value, peer.reason))
         if self._batch:
             self._end_round()
         else:

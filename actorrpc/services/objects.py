@@ -252,8 +252,9 @@ class Objects:
             return list(self._owned.values())
 
     def actors(self) -> list[Any]:
-        """Returns the objects here that have a mailbox."""
-        entries = [self.root, *self.owned()]
+        """Returns the objects here that have a mailbox, whoever holds them."""
+        with self.door:
+            entries = list(self._entries.values())
         return [entry.value for entry in entries if entry.mailbox is not None]
 
     def statistics(self) -> dict[str, int]:

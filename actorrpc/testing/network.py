@@ -131,6 +131,14 @@ class SimTransport:
 
     holding = crowded = False
     emptied = 0
+    silence = 10.0
+    told: Callable[[int, str], None] = staticmethod(lambda peer, news: None)
+
+    def attend(self, peer: int, pid: int) -> None:
+        pass
+
+    def is_local(self, peer: int) -> bool:
+        return False
 
     def flush(self) -> None:
         pass

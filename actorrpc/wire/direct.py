@@ -289,6 +289,9 @@ class Outgoing:
         self._sending = False
         self._open = True
 
+    is_local = True
+    """Whether it never leaves this host."""
+
     def send(self, frames: Sequence[Frame], hold: bool) -> bool:
         """Sends a message, or keeps it back with those before it. Returns whether something is kept back.
 

@@ -7,16 +7,43 @@ a finalizer or a signal handler, so it takes no lock.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from actorrpc.wire.envelope import Frame
 
 
+class News:
+    """What a transport finds out of a peer, whose number is 0 or above, without having had a message."""
+
+    ENDED: Final = "ended"
+    """Its process has ended."""
+    CUT: Final = "cut"
+    """The connection to it has ended, or nothing was heard over it for too long."""
+    REFUSED: Final = "refused"
+    """Nobody listens where it did."""
+    UNREACHED: Final = "unreached"
+    """No connection has come about."""
+
+
 class Transport(Protocol):
     """Carries messages between workers; order is kept from one sender to one receiver."""
+
+    told: Callable[[int, str], None]
+    """Called with a peer's number and what has become of it, one of `News`, by a thread of the transport's own; may be
+    told more than once.
+    """
+
+    silence: float
+    """After how many seconds of silence a connection counts as ended; 0: never."""
+
+    def attend(self, peer: int, pid: int) -> None:
+        """Has the end of a dialled peer's process on this host told, where that can be seen here."""
+
+    def is_local(self, peer: int) -> bool:
+        """Returns whether the way to a peer never leaves this host, so that nothing but its ends can break it."""
 
     @property
     def endpoints(self) -> list[str]:

@@ -20,7 +20,6 @@ import contextlib
 import logging
 import os
 import select
-import struct
 import sys
 import threading
 import time
@@ -30,14 +29,16 @@ from typing import TYPE_CHECKING, Any
 import zmq
 
 from actorrpc.errors import RendezvousError
-from actorrpc.wire import direct, folders
+from actorrpc.wire import dealer, direct, folders, pieces
 from actorrpc.wire.curve import Guard
+from actorrpc.wire.dealer import DealerWay
 from actorrpc.wire.direct import DirectWays
 from actorrpc.wire.exposed import exposed
 from actorrpc.wire.folders import HeldFolder
+from actorrpc.wire.lookout import Lookout, beat
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from actorrpc.wire.curve import Keys
     from actorrpc.wire.direct import Outgoing
@@ -45,13 +46,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("actorrpc")
 _IPC_PATH_LIMIT = 100
-_COPY_BELOW = 262144
-"""Bytes below which copying a frame beats handing its memory to ZeroMQ."""
-_BUNDLE = b"b\1"
-"""Marks a frame that holds several messages."""
 _LONGEST_POLL = 3600.0
-_HOLD_BELOW = 2048
-_HOLD_AT_MOST = 32
 
 
 class ZmqTransport:
@@ -64,6 +59,7 @@ class ZmqTransport:
             is `ipc` in any case: then all that travels is sealed.
         max_sockets: how many sockets the context may open.
         keys: of the world's token: nobody without them gets in, or is sent anything. None: no token, anybody may.
+        silence: seconds without a sign of life after which peers take this process for dead; 0: they never do.
 
     Raises:
         RendezvousError: this host does not have the address.
@@ -77,6 +73,7 @@ class ZmqTransport:
         directly: bool = True,
         max_sockets: int = 65536,
         keys: Keys | None = None,
+        silence: float = 10.0,
     ) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, min(max_sockets, self._context.get(zmq.SOCKET_LIMIT)))
@@ -84,7 +81,7 @@ class ZmqTransport:
         self._folder: HeldFolder | None = None
         self._keys = keys
         self._guard: Guard | None = None
-        self._outboxes: dict[int, _Outbox | Outgoing] = {}
+        self._ways: dict[int, DealerWay | Outgoing] = {}
         self._direct: DirectWays | None = None
         self._epoll: select.epoll | None = None
         self._poller = zmq.Poller()
@@ -100,9 +97,12 @@ class ZmqTransport:
         self._door = threading.Lock()
         self._closed = False
         self._wake_read = self._wake_write = -1
+        self.silence = silence
+        self.told: Callable[[int, str], None] = lambda peer, news: None
         try:
             if keys is not None:
                 self._guard = Guard(self._context, self._inbox, keys)
+            self._lookout = Lookout(self._context, keys, lambda peer, news: self.told(peer, news), silence, _wake_pair)
             self._set_up()
             self._wake_read, self._wake_write = _wake_pair()
             self._epoll = self._make_epoll()
@@ -127,6 +127,7 @@ class ZmqTransport:
         for option in (zmq.LINGER, zmq.RCVHWM, zmq.SNDHWM):
             self._inbox.setsockopt(option, 0)
         self._inbox.setsockopt(zmq.BACKLOG, 1024)
+        beat(self._inbox, self.silence)
 
     def _listen_here(self, directly: bool) -> DirectWays | None:
         """Listens for this user's other processes on this host, where that can be had."""
@@ -163,44 +164,54 @@ class ZmqTransport:
         """Who was turned away for want of the token, in words; "" where nobody was."""
         return "" if self._guard is None else self._guard.strangers()
 
-    def dial(self, peer: int, endpoints: Sequence[str]) -> None:
-        outbox = self._way(endpoints)
-        self.hang_up(peer)
-        with self._door:
-            self._outboxes[peer] = outbox
+    def attend(self, peer: int, pid: int) -> None:
+        self._lookout.attend(peer, pid)
 
-    def _way(self, endpoints: Sequence[str]) -> _Outbox | Outgoing:
+    def is_local(self, peer: int) -> bool:
+        way = self._ways.get(peer)
+        return way is not None and way.is_local
+
+    def dial(self, peer: int, endpoints: Sequence[str]) -> None:
+        self.hang_up(peer)
+        way = self._way(peer, endpoints)
+        with self._door:
+            self._ways[peer] = way
+
+    def _way(self, peer: int, endpoints: Sequence[str]) -> DealerWay | Outgoing:
         endpoint = reachable(endpoints)
         if endpoint.startswith(direct.SCHEME):
-            way = None if self._direct is None else self._direct.dial(endpoint)
-            if way is not None:
-                return way
+            straight = None if self._direct is None else self._direct.dial(endpoint)
+            if straight is not None:
+                return straight
             endpoint = reachable([e for e in endpoints if e != endpoint])
-        dealer = self._context.socket(zmq.DEALER)
-        dealer.setsockopt(zmq.LINGER, 0)
-        dealer.setsockopt(zmq.SNDHWM, 0)
-        dealer.setsockopt(zmq.RCVHWM, 0)
-        dealer.setsockopt(zmq.IDENTITY, b"a" + os.urandom(12))
+        way = self._context.socket(zmq.DEALER)
+        for option in (zmq.LINGER, zmq.SNDHWM, zmq.RCVHWM):
+            way.setsockopt(option, 0)
+        way.setsockopt(zmq.IDENTITY, b"a" + os.urandom(12))
         if self._keys is not None:
-            self._keys.show(dealer)
-        dealer.setsockopt(zmq.IPV6, int("[" in endpoint))
-        dealer.connect(endpoint)
-        return _Outbox(dealer, endpoint)
+            self._keys.show(way)
+        way.setsockopt(zmq.IPV6, int("[" in endpoint))
+        if peer >= 0:
+            self._lookout.watch(peer, endpoint, way)
+        way.connect(endpoint)
+        return DealerWay(way, endpoint)
 
     def hang_up(self, peer: int, linger: float = 0.0) -> None:
         with self._door:
-            outbox = self._outboxes.pop(peer, None)
-        if outbox is not None:
-            outbox.close(linger)
+            way = self._ways.pop(peer, None)
+        if way is not None:
+            if peer >= 0:
+                self._lookout.leave(peer)
+            way.close(linger)
 
     def send(self, peer: int, frames: Sequence[Frame], hold: bool = False) -> None:
-        if self._outboxes[peer].send(frames, hold):
+        if self._ways[peer].send(frames, hold):
             self.holding = True
 
     def flush(self) -> None:
         self.holding = False
-        for outbox in list(self._outboxes.values()):
-            outbox.flush()
+        for way in list(self._ways.values()):
+            way.flush()
 
     @exposed
     def _poll(self, timeout: float | None) -> Sequence[tuple[Any, int]]:
@@ -264,18 +275,28 @@ class ZmqTransport:
         inbox.recv(zmq.NOBLOCK)  # the sender's ZeroMQ identity: the header says who it is
         first = inbox.recv(zmq.NOBLOCK, copy=False)
         data = first.bytes
-        if data[:2] == _BUNDLE:
+        if data[:2] == dealer.BUNDLE:
             if first.more:
                 self._skip()
-            self._unpacked.extend([message] for message in _unpack(data))
+            self._unpacked.extend([message] for message in dealer.unpack(data))
             return
         frames: list[Frame] = [data]
         more = first.more
+        if more and data[:2] == pieces.PLAN:
+            whole = pieces.join(data, self._part)
+            self._skip()
+            if whole is not None:
+                self._unpacked.append(whole)
+            return
         while more:
             part = inbox.recv(zmq.NOBLOCK, copy=False)
             frames.append(part.buffer)  # writable, and keeps the frame alive
             more = part.more
         self._unpacked.append(frames)
+
+    def _part(self) -> Frame | None:
+        """Takes the next part of a message, if there is one."""
+        return self._inbox.recv(zmq.NOBLOCK, copy=False).buffer if self._inbox.getsockopt(zmq.RCVMORE) else None
 
     def _skip(self) -> None:
         """Drops the rest of a message that is not as it should be."""
@@ -290,10 +311,11 @@ class ZmqTransport:
         if self._closed:
             return
         self._closed = True
-        for peer in list(self._outboxes):
+        for peer in list(self._ways):
             self.hang_up(peer, linger)
         if self._direct is not None:
             self._direct.close(linger)
+        self._lookout.close()
         self._close_inbox()
 
     def _close_inbox(self) -> None:
@@ -315,118 +337,6 @@ class ZmqTransport:
         if self._folder is not None:
             self._folder.close()
             self._folder = None
-
-
-class _Outbox:
-    """The way to one peer."""
-
-    __slots__ = ("busy", "dealer", "endpoint", "held", "lock")
-
-    def __init__(self, dealer: zmq.Socket[bytes], endpoint: str) -> None:
-        # Reentrant: the collector may run a finalizer of the user's, which sends, in the midst of a send (`busy`).
-        self.dealer, self.endpoint, self.lock = dealer, endpoint, threading.RLock()
-        self.held: list[Sequence[Frame]] = []
-        self.busy = False
-
-    def send(self, frames: Sequence[Frame], hold: bool) -> bool:
-        """Sends a message, or keeps it back with those before it. Returns whether something is kept back.
-
-        Raises:
-            KeyError: the way was closed.
-        """
-        with self.lock:
-            dealer = self.dealer
-            if dealer.closed:
-                raise KeyError(self.endpoint)
-            if len(frames) == 1 and not (hold or self.held or self.busy):
-                self.busy = True
-                try:
-                    dealer.send(frames[0], zmq.NOBLOCK)
-                except zmq.Again:
-                    self.once_more(frames[0])
-                finally:
-                    self.busy = False
-                if not self.held:
-                    return False
-            else:
-                self.held.append(frames)
-            if hold and len(frames) == 1 and len(frames[0]) < _HOLD_BELOW and len(self.held) < _HOLD_AT_MOST:
-                return True
-            self._flush()
-            return False
-
-    def flush(self) -> None:
-        """Sends what is kept back."""
-        if self.held:
-            with self.lock:
-                if not self.dealer.closed:
-                    self._flush()
-
-    def close(self, linger: float) -> None:
-        """Closes the way; what is under way may still leave for `linger` seconds."""
-        with self.lock:
-            if linger and not self.dealer.closed:
-                self._flush()
-            self.dealer.close(int(linger * 1000))
-
-    def _flush(self) -> None:
-        if self.busy:
-            return
-        self.busy = True
-        try:
-            while self.held:
-                held, self.held = self.held, []
-                small = [frames[0] for frames in held if len(frames) == 1]
-                if len(small) == len(held) > 1:
-                    self._put(_pack(small), 0, True)
-                else:
-                    for frames in held:
-                        self._send(frames)
-        finally:
-            self.busy = False
-
-    def _send(self, frames: Sequence[Frame]) -> None:
-        last = len(frames) - 1
-        for i, frame in enumerate(frames):
-            small = not i or memoryview(frame).nbytes < _COPY_BELOW
-            self._put(frame, zmq.SNDMORE if i < last else 0, small)
-
-    def _put(self, frame: Frame, flags: int, copy: bool) -> None:
-        try:
-            self.dealer.send(frame, zmq.NOBLOCK | flags, copy=copy)
-        except zmq.Again:
-            self.once_more(frame, flags)
-
-    def once_more(self, frame: Frame, flags: int = 0) -> None:
-        """Sends what found no connection, by a new one (ZQ7); under the lock."""
-        with contextlib.suppress(zmq.ZMQError):
-            self.dealer.disconnect(self.endpoint)  # else it would take the old connection for one
-        self.dealer.connect(self.endpoint)
-        with contextlib.suppress(zmq.Again):  # gone again already, and the message with it, as after any send
-            self.dealer.send(frame, zmq.NOBLOCK | flags)
-
-
-def _pack(messages: Sequence[Frame]) -> bytes:
-    """Makes one frame of several messages of one frame each."""
-    count = len(messages)
-    head = struct.pack(f"<2sH{count}I", _BUNDLE, count, *map(len, messages))
-    return b"".join((head, *messages))
-
-
-def _unpack(data: bytes) -> list[bytes]:
-    """Takes a bundle apart; returns nothing where it is not as it should be."""
-    try:
-        _, count = struct.unpack_from("<2sH", data)
-        sizes = struct.unpack_from(f"<{count}I", data, 4)
-    except struct.error:
-        return []
-    at, messages = 4 + 4 * count, []
-    if at + sum(sizes) != len(data):
-        return []
-    for size in sizes:
-        messages.append(data[at : at + size])
-        at += size
-    return messages
 
 
 _ONE = (1).to_bytes(8, sys.byteorder)

@@ -252,7 +252,7 @@ def fuzz(tally: Tally, count: int) -> None:
             _join_recorded(world)
             path = f"{world.folder}/runs"
             recorded = world.on(1, traffic, path)
-            watched, (_, tcp) = _Watched(world, 0), doors(world)
+            watched, tcp = _Watched(world, 0), doors(world)[-1]
             chance, batch = random.Random(f"fuzz {part}"), min(left, 20_000)
             seen = world.on(0, _seen_of, 1)
             tally.tried += max(1, world.on(1, send_mutated, batch - batch // 2, f"member {part}", recorded))

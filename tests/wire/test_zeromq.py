@@ -18,7 +18,7 @@ import zmq
 
 from actorrpc.errors import RendezvousError
 from actorrpc.services import address
-from actorrpc.wire import folders, zeromq
+from actorrpc.wire import dealer, folders, zeromq
 from actorrpc.wire.zeromq import ZmqTransport
 from tests.worlds import raised_within
 
@@ -141,7 +141,7 @@ def test_a_frame_is_copied_when_it_is_sent_unless_it_is_large(way: str, made: li
     here, there = WAYS[way](), WAYS[way]()
     made += [here, there]
     here.dial(1, there.endpoints)
-    small = bytearray(b"a" * (zeromq._COPY_BELOW - 1))
+    small = bytearray(b"a" * (dealer._COPY_BELOW - 1))
     here.send(1, [b"head", small])
     small[:] = b"b" * len(small)
     ((_, frame),) = receive(there, 1, here)
@@ -192,8 +192,8 @@ def test_sockets_of_a_host_without_ipv6_do_not_ask_for_it(made: list[ZmqTranspor
     made += [here, there]
     here.dial(1, there.endpoints)
     assert here._inbox.getsockopt(zmq.IPV6) == 0
-    way = here._outboxes[1]
-    assert isinstance(way, zeromq._Outbox)
+    way = here._ways[1]
+    assert isinstance(way, dealer.DealerWay)
     assert way.dealer.getsockopt(zmq.IPV6) == 0
 
 

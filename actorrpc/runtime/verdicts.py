@@ -1,0 +1,146 @@
+"""Telling a peer that it was taken for lost, and hearing so: lost is final, and the lost one shall know.
+
+A verdict is a message with the sequence number 0, which no other has, so it is seen where a gap is. It goes by a way of
+its own, since the peer's way is closed by then; where the peer is stopped or cut off, it waits there for a while. And
+whoever is lost hears it again when a message of its comes.
+
+Who obeys. A verdict of the member with the lowest id holds for the world: whom it has lost is out. Any other one holds
+for the two alone. What somebody says who was lost here is not obeyed, since lost is final: two parts of a world that
+were cut off from each other go on by themselves; only one that is left alone takes it to be true.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import TYPE_CHECKING
+
+from actorrpc.runtime.handling import NO_CONTEXT
+from actorrpc.runtime.lanes import Lane
+from actorrpc.runtime.peers import Standing
+from actorrpc.wire.envelope import HEADER_SIZE, MARK, Flag, Kind, pack_fields, unpack
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from actorrpc.runtime.peers import Peer
+    from actorrpc.runtime.worker import Worker
+    from actorrpc.wire.envelope import Frame
+
+log = logging.getLogger("actorrpc")
+_FIRST_WAY = -3 - (1 << 64)
+"""Below the ways by which those who join are answered; see `services.porch`."""
+_WAITS_SECONDS = 60.0
+_AGAIN_SECONDS = 1.0
+_NOBODY = 0xFFFFFFFF
+_NEVER = float("inf")
+
+
+class Verdicts:
+    """What one worker tells those whom it has lost, and hears from those who have lost it.
+
+    Arguments:
+        worker: whose.
+
+    Attributes:
+        speaks: whether what this worker says of a loss holds for the whole world.
+        against: why the world has taken this worker for lost, and who says so; "" where it has not.
+    """
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._ways: dict[int, float] = {}
+        self._tellers: set[int] = set()
+        """Those who have said that this worker is lost; they need not hear the same in return."""
+        self._said = ""
+        self.speaks = False
+        self.against = ""
+
+    # -- telling
+
+    def tell(self, peer: Peer) -> None:
+        """Tells a peer that it was taken for lost here."""
+        worker, way = self._worker, _FIRST_WAY - peer.record.incarnation
+        now = worker.clock.now()
+        if peer.standing is not Standing.LOST or peer.record.id in self._tellers or not worker.open:
+            return
+        if now < self._ways.get(way, 0.0):
+            return
+        self._ways[way] = now + _AGAIN_SECONDS
+        words = json.dumps({"reason": peer.reason, "speaks": self.speaks}).encode()
+        head = pack_fields(
+            MARK, Kind.TELL, Flag.CONTROL, worker.id, worker.record.incarnation, 0, 0, _NOBODY, 0, 0, NO_CONTEXT, _NEVER
+        )
+        worker.transport.dial(way, peer.record.endpoints)
+        worker.transport.send(way, (head + words,))
+        worker.keeper.after(_WAITS_SECONDS, lambda: self._close(way))
+
+    def _close(self, way: int) -> None:
+        if self._ways.get(way, _NEVER) <= self._worker.clock.now():
+            del self._ways[way]
+            self._worker.transport.hang_up(way)
+
+    def close(self) -> None:
+        """Drops what could not be delivered."""
+        for way in list(self._ways):
+            self._worker.transport.hang_up(way)
+        self._ways.clear()
+
+    # -- hearing (under leadership: RULE TR1)
+
+    def hear(self, frames: Sequence[Frame]) -> None:
+        """Takes a message whose sender is no member, or that is out of step: if it is a verdict, it is obeyed; if it is
+        something else from somebody who was lost, that one is told so.
+        """
+        head = unpack(memoryview(frames[0]))
+        peer = self._worker.peers.get(head.caller)
+        if peer is None or peer.record.incarnation != head.incarnation:
+            return
+        if head.sequence == 0 and head.creator == _NOBODY:
+            words = bytes(memoryview(frames[0])[HEADER_SIZE:])
+            self._worker.crew.submit((Lane.CONTROL, self._obey, (peer, words)))
+        elif peer.standing is Standing.LOST:
+            self._worker.crew.submit((Lane.CONTROL, self._remind, peer))
+
+    def _remind(self, peer: Peer) -> None:
+        try:
+            self.tell(peer)
+        except Exception as e:
+            log.debug("%s: %s cannot be told that it was lost: %s", self._worker.record.name, peer.record, e)
+
+    def _obey(self, what: tuple[Peer, bytes]) -> None:
+        peer, words = what
+        worker = self._worker
+        try:
+            told = json.loads(words)
+            reason, speaks = str(told["reason"]), bool(told["speaks"])
+        except (ValueError, KeyError, TypeError):
+            log.warning("%s: dropped a message of %s that makes no sense", worker.record.name, peer.record)
+            return
+        if worker.ending or not worker.open:
+            return
+        self._tellers.add(peer.record.id)
+        if speaks:
+            self._said = f"{peer.record} says: {reason}"
+        if speaks and peer.standing is Standing.MEMBER and peer.record.id < worker.id:
+            self._condemned()
+            for number in list(worker.peers):
+                worker.members.lose(number, "the others have taken this worker for lost")
+        else:
+            worker.members.lose(peer.record.id, f"it has taken this worker for lost: {reason}")
+            self.reconsider()
+
+    def reconsider(self) -> None:
+        """Sees whether this worker is left alone, and has been told why."""
+        members = [n for n, peer in list(self._worker.peers.items()) if peer.standing is Standing.MEMBER]
+        if self._said and members == [self._worker.id]:
+            self._condemned()
+
+    def _condemned(self) -> None:
+        if not self.against:
+            self.against = self._said
+            log.error(
+                "%s was taken for lost by the others (%s); it is no member of its world any more",
+                self._worker,
+                self.against,
+            )

@@ -1,0 +1,153 @@
+"""A way to a peer by ZeroMQ: one DEALER, its lock, and what is kept back to leave together."""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+import threading
+from typing import TYPE_CHECKING
+
+import zmq
+
+from actorrpc.wire import pieces
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from actorrpc.wire.envelope import Frame
+
+_COPY_BELOW = 262144
+"""Bytes below which copying a frame beats handing its memory to ZeroMQ."""
+BUNDLE = b"b\1"
+"""Marks a frame that holds several messages."""
+_HOLD_BELOW = 2048
+_HOLD_AT_MOST = 32
+_PIECE, _LOCAL_PIECE = 1 << 20, 1 << 28
+"""The longest frame over a network, and on this host, where putting pieces together costs more than it gives."""
+
+
+class DealerWay:
+    """A way to a peer by ZeroMQ.
+
+    Arguments:
+        dealer: its socket, connected.
+        endpoint: to where.
+    """
+
+    __slots__ = ("busy", "dealer", "endpoint", "held", "lock", "piece")
+
+    def __init__(self, dealer: zmq.Socket[bytes], endpoint: str) -> None:
+        # Reentrant: the collector may run a finalizer of the user's, which sends, in the midst of a send (`busy`).
+        self.dealer, self.endpoint, self.lock = dealer, endpoint, threading.RLock()
+        self.held: list[Sequence[Frame]] = []
+        self.busy = False
+        self.piece = _LOCAL_PIECE if self.is_local else _PIECE
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it never leaves this host."""
+        return self.endpoint.startswith("ipc:")
+
+    def send(self, frames: Sequence[Frame], hold: bool) -> bool:
+        """Sends a message, or keeps it back with those before it. Returns whether something is kept back.
+
+        Raises:
+            KeyError: the way was closed.
+        """
+        with self.lock:
+            dealer = self.dealer
+            if dealer.closed:
+                raise KeyError(self.endpoint)
+            if len(frames) == 1 and not (hold or self.held or self.busy) and len(frames[0]) <= self.piece:
+                self.busy = True
+                try:
+                    dealer.send(frames[0], zmq.NOBLOCK)
+                except zmq.Again:
+                    self.once_more(frames[0])
+                finally:
+                    self.busy = False
+                if not self.held:
+                    return False
+            else:
+                self.held.append(frames)
+            if hold and len(frames) == 1 and len(frames[0]) < _HOLD_BELOW and len(self.held) < _HOLD_AT_MOST:
+                return True
+            self._flush()
+            return False
+
+    def flush(self) -> None:
+        """Sends what is kept back."""
+        if self.held:
+            with self.lock:
+                if not self.dealer.closed:
+                    self._flush()
+
+    def close(self, linger: float) -> None:
+        """Closes the way; what is under way may still leave for `linger` seconds."""
+        with self.lock:
+            if linger and not self.dealer.closed:
+                self._flush()
+            if not self.dealer.closed:
+                self.dealer.disable_monitor()
+            self.dealer.close(int(linger * 1000))
+
+    def _flush(self) -> None:
+        if self.busy:
+            return
+        self.busy = True
+        try:
+            while self.held:
+                held, self.held = self.held, []
+                small = [frames[0] for frames in held if len(frames) == 1 and len(frames[0]) <= self.piece]
+                if len(small) == len(held) > 1:
+                    self._put(pack(small), 0, True)
+                else:
+                    for frames in held:
+                        self._send(frames)
+        finally:
+            self.busy = False
+
+    def _send(self, frames: Sequence[Frame]) -> None:
+        if any(memoryview(frame).nbytes > self.piece for frame in frames):
+            frames = pieces.cut(frames, self.piece)
+        last = len(frames) - 1
+        for i, frame in enumerate(frames):
+            small = not i or memoryview(frame).nbytes < _COPY_BELOW
+            self._put(frame, zmq.SNDMORE if i < last else 0, small)
+
+    def _put(self, frame: Frame, flags: int, copy: bool) -> None:
+        try:
+            self.dealer.send(frame, zmq.NOBLOCK | flags, copy=copy)
+        except zmq.Again:
+            self.once_more(frame, flags)
+
+    def once_more(self, frame: Frame, flags: int = 0) -> None:
+        """Sends what found no connection, by a new one (ZQ7); under the lock."""
+        with contextlib.suppress(zmq.ZMQError):
+            self.dealer.disconnect(self.endpoint)  # else it would take the old connection for one
+        self.dealer.connect(self.endpoint)
+        with contextlib.suppress(zmq.Again):  # gone again already, and the message with it, as after any send
+            self.dealer.send(frame, zmq.NOBLOCK | flags)
+
+
+def pack(messages: Sequence[Frame]) -> bytes:
+    """Makes one frame of several messages of one frame each."""
+    count = len(messages)
+    head = struct.pack(f"<2sH{count}I", BUNDLE, count, *map(len, messages))
+    return b"".join((head, *messages))
+
+
+def unpack(data: bytes) -> list[bytes]:
+    """Takes a bundle apart; returns nothing where it is not as it should be."""
+    try:
+        _, count = struct.unpack_from("<2sH", data)
+        sizes = struct.unpack_from(f"<{count}I", data, 4)
+    except struct.error:
+        return []
+    at, messages = 4 + 4 * count, []
+    if at + sum(sizes) != len(data):
+        return []
+    for size in sizes:
+        messages.append(data[at : at + size])
+        at += size
+    return messages

@@ -1,0 +1,339 @@
+"""What becomes of the ways to peers: connections that ended or never came about, processes of this host that ended.
+
+ZeroMQ facts that bind this file:
+- LO1: heartbeats are the ROUTER's alone: its pings carry a time to live (TTL), after which the DEALER gives the
+  connection up. Pings of the DEALER would wait behind what is queued; where the other side takes nothing in they would
+  never leave, and their timeout never begin; and an answer to one stops the clock of the TTL.
+  But the first ping comes an interval after the connection, and until then no clock runs. So a little later it is seen
+  whether the other side still answers a new connection: then it has sent that ping.
+- LO2: a time to live of more than 65.5 s overflows in libzmq. The ROUTER must take a known identity over (HANDOVER), or
+  a connection that was made again is ignored while the old one still stands.
+- LO3: news of a closed connection does not say why: the other side closed it, or was silent for too long. A CLOSED
+  without a connection before it means that nobody listens there.
+- LO5: a direct way (`wire.direct`) has no heartbeats, and needs none: the system says whether a process of this host
+  stands still.
+- LO4: a monitor blocks ZeroMQ's own thread when nobody takes its news. So its reader has no high-water mark.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import os
+import sys
+import threading
+import time
+from collections import deque
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import zmq
+
+from actorrpc.wire.transport import News
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from actorrpc.wire.curve import Keys
+
+log = logging.getLogger("actorrpc")
+_TOLD = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
+_PING_SHARE, _LIFE_SHARE, _CLEAN_UP_SHARE = 0.2, 0.7, 4.0
+"""Of the heartbeat timeout: between two pings; of their time to live, so that time is left to ask within it; and after
+which a ROUTER closes the connection of a peer that is gone.
+"""
+_RECONNECT, _RECONNECT_AT_MOST = 20, 200
+"""Milliseconds until a connection that has ended is made again, and between later attempts."""
+_PROBE_SHARE, _ANSWER_SHARE = 1.5, 0.5
+"""Of the time between two pings: how old a connection is when it is probed; of the heartbeat timeout: how long for."""
+_LOOK_SHARE = 0.25
+"""Of the heartbeat timeout: between two looks at the processes of this host."""
+_names = itertools.count(1)
+
+
+def beat(inbox: zmq.Socket[bytes], seconds: float) -> None:
+    """Has a ROUTER send heartbeats, so that peers notice when this process stands still; 0: none."""
+    inbox.setsockopt(zmq.ROUTER_HANDOVER, 1)
+    if seconds:
+        inbox.setsockopt(zmq.HEARTBEAT_IVL, max(1, int(seconds * _PING_SHARE * 1000)))
+        inbox.setsockopt(zmq.HEARTBEAT_TTL, int(seconds * _LIFE_SHARE * 1000))
+        inbox.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(seconds * _CLEAN_UP_SHARE * 1000))
+
+
+class Lookout:
+    """Looks out for the ends of peers, in a thread of its own, which sleeps until there is news.
+
+    Arguments:
+        context: makes sockets.
+        keys: those that a way shows; None where it shows none.
+        told: called in that thread with a peer's number and one of `News`.
+        seconds: the time of silence, which is also what a connection gets to come about; 0 for ever.
+        pair: opens a channel that ends the thread's sleep: descriptors (read, write), which may be one.
+    """
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        keys: Keys | None,
+        told: Callable[[int, str], None],
+        seconds: float,
+        pair: Callable[[], tuple[int, int]],
+    ) -> None:
+        self._context, self._keys, self._told, self._seconds, self._pair = context, keys, told, seconds, pair
+        self._wake: tuple[int, int] | None = None
+        self._orders: deque[Callable[[], None]] = deque()
+        self._poller = zmq.Poller()
+        self._news: dict[Any, int] = {}
+        """The readers of monitors, and whose way it is."""
+        self._readers: dict[int, zmq.Socket[bytes]] = {}
+        self._unmade: dict[int, float] = {}
+        """Ways that have not come about yet, and until when they must."""
+        self._endpoints: dict[int, str] = {}
+        self._unproved: dict[int, float] = {}
+        """Ways so young that a ping may not have come yet, and when to probe them."""
+        self._probed: dict[int, float] = {}
+        """Ways that are being probed, and until when there must be an answer."""
+        self._probe: zmq.Socket[bytes] | None = None
+        self._answers: zmq.Socket[bytes] | None = None
+        self._ended: set[int] = set()
+        """Ways whose connection has ended, and was not made again."""
+        self._processes: dict[int, int] = {}
+        self._numbers: dict[int, int] = {}
+        self._pids: dict[int, int] = {}
+        """Of this host's peers: descriptors of their processes, by peer and the other way round; and process ids."""
+        self._stopped: dict[int, float] = {}
+        """Since when a process of this host has been seen to stand still: its sockets would not tell."""
+        self._next_look = 0.0
+        self._closed = False
+        self._door = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    # -- from any thread
+
+    def watch(self, number: int, endpoint: str, dealer: zmq.Socket[bytes]) -> None:
+        """Watches a peer's way, before it connects."""
+        dealer.setsockopt(zmq.RECONNECT_IVL, _RECONNECT)
+        dealer.setsockopt(zmq.RECONNECT_IVL_MAX, _RECONNECT_AT_MOST)
+        reader = self._reader(dealer)
+        until = time.monotonic() + self._seconds if self._seconds else 0.0
+
+        def begin() -> None:
+            self._readers[number], self._endpoints[number] = reader, endpoint
+            self._news[reader] = number
+            if until:
+                self._unmade[number] = until
+            self._poller.register(reader, zmq.POLLIN)
+
+        self._order(begin)
+
+    def attend(self, number: int, pid: int) -> bool:
+        """Watches a peer's process. Returns whether that can be done; one that has ended already is told of.
+
+        A closed connection would not tell: a child that the peer forked keeps it open.
+        """
+        if not hasattr(os, "pidfd_open"):
+            return False
+        try:
+            fd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            self._told(number, News.ENDED)
+            return True
+        except OSError as e:  # no descriptor to be had, say: not the peer's fault
+            log.warning("process %d cannot be watched: %s", pid, e)
+            return False
+
+        def begin() -> None:
+            self._forget_process(number)
+            self._processes[number], self._numbers[fd], self._pids[number] = fd, number, pid
+            self._poller.register(fd, zmq.POLLIN)
+
+        self._order(begin)
+        return True
+
+    def leave(self, number: int) -> None:
+        """Watches a peer no more, neither its way nor its process; before the way is closed."""
+        self._order(lambda: self._forget(number))
+
+    def close(self) -> None:
+        """Ends the thread, and frees everything."""
+        with self._door:
+            self._closed = True
+        self._rouse()
+        if self._thread is not None:
+            self._thread.join()
+        while self._orders:  # what was opened shall be closed
+            self._orders.popleft()()
+        for number in (*self._readers, *self._processes):
+            self._forget(number)
+        if self._probe is not None and self._answers is not None:
+            self._probe.disable_monitor()
+            self._probe.close(0)
+            self._answers.close(0)
+        for fd in set(self._wake or ()):
+            os.close(fd)
+        self._wake = None
+
+    def _order(self, order: Callable[[], None]) -> None:
+        with self._door:
+            self._orders.append(order)
+            if self._closed:
+                return
+            if self._thread is None:
+                self._wake = self._pair()
+                self._poller.register(self._wake[0], zmq.POLLIN)
+                self._thread = threading.Thread(target=self._run, name="actorrpc-lookout", daemon=True)
+                self._thread.start()
+        self._rouse()
+
+    def _rouse(self) -> None:
+        if self._wake is not None:
+            with contextlib.suppress(OSError):
+                os.write(self._wake[1], (1).to_bytes(8, sys.byteorder))
+
+    def _reader(self, dealer: zmq.Socket[bytes]) -> zmq.Socket[bytes]:
+        """Opens what reads the news of a socket."""
+        where = f"inproc://way-{next(_names)}"
+        dealer.monitor(where, _TOLD)
+        reader = self._context.socket(zmq.PAIR)
+        reader.setsockopt(zmq.LINGER, 0)
+        reader.setsockopt(zmq.RCVHWM, 0)
+        reader.connect(where)
+        return reader
+
+    # -- in the thread
+
+    def _run(self) -> None:
+        while not self._closed:
+            try:
+                self._round()
+            except Exception:  # nobody would look out any more
+                log.exception("the lookout met an error")
+                time.sleep(0.2)
+
+    def _round(self) -> None:
+        now = time.monotonic()
+        due = [*self._unmade.values(), *self._unproved.values(), *self._probed.values()]
+        if self._pids and self._seconds:
+            due.append(self._next_look)
+        pause = min(due) - now if due else None
+        ready = self._poller.poll(None if pause is None else max(0, int(pause * 1000) + 1))
+        for source, _ in ready:
+            if self._wake is not None and source == self._wake[0]:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(source, 4096)
+            elif source in self._numbers:
+                number = self._numbers[source]
+                self._forget_process(number)
+                self._told(number, News.ENDED)
+            elif source in self._news:
+                self._read(source)
+            elif self._answers is not None and source is self._answers:
+                self._read_answers(source)
+            elif self._probe is not None and source is self._probe:
+                self._probe.recv_multipart(zmq.NOBLOCK)  # nobody has anything to say to it
+        while self._orders:
+            self._orders.popleft()()
+        now = time.monotonic()
+        if self._pids and self._seconds and now >= self._next_look:
+            self._next_look = now + self._seconds * _LOOK_SHARE
+            self._look_for_stopped(now)
+        for number in [n for n, until in self._unmade.items() if until <= now]:
+            del self._unmade[number]
+            self._told(number, News.UNREACHED)
+        for number in [n for n, at in self._unproved.items() if at <= now]:
+            del self._unproved[number]
+            self._begin_probe(number)
+        for number in [n for n, until in self._probed.items() if until <= now]:
+            self._end_probe(number)
+            self._told(number, News.CUT)
+
+    def _look_for_stopped(self, now: float) -> None:
+        for number, pid in self._pids.items():
+            if state_of(pid) not in ("T", "t"):
+                self._stopped.pop(number, None)
+            elif now - self._stopped.setdefault(number, now) >= self._seconds * (1 - _LOOK_SHARE):
+                self._told(number, News.CUT)
+
+    def _begin_probe(self, number: int) -> None:
+        if self._probe is None:
+            self._probe = self._context.socket(zmq.DEALER)
+            self._probe.setsockopt(zmq.LINGER, 0)
+            if self._keys is not None:
+                self._keys.show(self._probe)
+            self._answers = self._reader(self._probe)
+            self._poller.register(self._answers, zmq.POLLIN)
+            self._poller.register(self._probe, zmq.POLLIN)  # its ends take effect only while somebody looks at it
+        self._probe.setsockopt(zmq.IPV6, int("[" in self._endpoints[number]))
+        self._probed[number] = time.monotonic() + self._seconds * _ANSWER_SHARE
+        self._probe.connect(self._endpoints[number])
+
+    def _end_probe(self, number: int) -> None:
+        if self._probed.pop(number, None) is not None and self._probe is not None:
+            with contextlib.suppress(zmq.ZMQError):  # it has none by this name any more
+                self._probe.disconnect(self._endpoints[number])
+
+    def _read_answers(self, answers: zmq.Socket[bytes]) -> None:
+        while True:
+            try:
+                event, where = answers.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            if int.from_bytes(event[:2], sys.byteorder) == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                for number in list(self._probed):
+                    if self._endpoints[number] == where.decode(errors="replace"):
+                        self._end_probe(number)
+
+    def _read(self, reader: zmq.Socket[bytes]) -> None:
+        number = self._news[reader]
+        while True:
+            try:
+                event = int.from_bytes(reader.recv_multipart(zmq.NOBLOCK)[0][:2], sys.byteorder)
+            except zmq.Again:
+                return
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._unmade.pop(number, None)
+                self._ended.discard(number)
+                if self._seconds:
+                    self._unproved[number] = time.monotonic() + self._seconds * _PING_SHARE * _PROBE_SHARE
+            elif event == zmq.EVENT_DISCONNECTED:
+                if number not in self._unmade and number not in self._ended:
+                    self._unproved.pop(number, None)
+                    self._ended.add(number)
+                    self._told(number, News.CUT)
+            elif event == zmq.EVENT_CLOSED and (number in self._ended or number in self._unmade):
+                self._told(number, News.REFUSED)
+
+    def _forget(self, number: int) -> None:
+        self._unmade.pop(number, None)
+        self._unproved.pop(number, None)
+        self._ended.discard(number)
+        self._end_probe(number)
+        self._endpoints.pop(number, None)
+        reader = self._readers.pop(number, None)
+        if reader is not None:
+            del self._news[reader]
+            self._poller.unregister(reader)
+            reader.close(0)
+        self._forget_process(number)
+
+    def _forget_process(self, number: int) -> None:
+        fd = self._processes.pop(number, None)
+        self._pids.pop(number, None)
+        self._stopped.pop(number, None)
+        if fd is not None:
+            del self._numbers[fd]
+            self._poller.unregister(fd)
+            os.close(fd)
+
+
+def state_of(pid: int) -> str:
+    """Returns the letter that the system has for the state of a process of this host: "T" for one that is stopped, "Z"
+    for one that has ended and was not waited for, "" for none, "?" where it does not say.
+    """
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except FileNotFoundError:
+        return "" if os.path.isdir("/proc/self") else "?"
+    except (OSError, IndexError):
+        return "?"

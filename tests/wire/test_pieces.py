@@ -1,0 +1,96 @@
+"""Large frames in pieces: what goes in comes out, and what is not as the plan says is dropped."""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actorrpc.wire import dealer, pieces
+from actorrpc.wire.zeromq import ZmqTransport
+
+
+def joined(parts: list[Any]) -> list[Any] | None:
+    left = deque(parts[1:])
+    return pieces.join(bytes(parts[0]), lambda: left.popleft() if left else None)
+
+
+@given(st.lists(st.binary(max_size=100), min_size=1, max_size=5), st.integers(1, 40))
+def test_what_is_cut_is_joined_again(frames: list[bytes], piece: int) -> None:
+    parts = pieces.cut(frames, piece)
+    assert max(memoryview(part).nbytes for part in parts[1:]) <= piece
+    again = joined([bytes(part) for part in parts])
+    assert again is not None
+    assert [bytes(frame) for frame in again] == frames
+
+
+@given(st.data())
+def test_parts_that_are_not_as_the_plan_says_are_no_message(data: st.DataObject) -> None:
+    frames = data.draw(st.lists(st.binary(min_size=1, max_size=50), min_size=1, max_size=4))
+    parts = [bytes(part) for part in pieces.cut(frames, data.draw(st.integers(1, 20)))]
+    which = data.draw(st.integers(1, len(parts) - 1))
+    how = data.draw(st.sampled_from(["longer", "shorter", "missing", "more", "another plan"]))
+    if how == "longer":
+        parts[which] += b"x"
+    elif how == "shorter":
+        parts[which] = parts[which][:-1]
+    elif how == "missing":
+        del parts[which]
+    elif how == "more":
+        parts.append(b"x")
+    else:
+        parts[0] = parts[0] + bytes([data.draw(st.integers(1, 255))]) * 8
+    assert joined(parts) is None
+
+
+@pytest.mark.parametrize("size", [1 << 40, 1 << 62, (1 << 64) - 1])
+@pytest.mark.parametrize("piece", [0, 1, 1 << 20])
+def test_a_plan_that_promises_too_much_costs_nothing(size: int, piece: int) -> None:
+    plan = struct.pack("<2sQQ", pieces.PLAN, piece, size)
+    assert joined([plan, b"x"]) is None
+    assert joined([plan]) is None
+
+
+def test_large_messages_keep_their_order_among_small_ones_and_arrive_writable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dealer, "_LOCAL_PIECE", 1000)
+    here, there = ZmqTransport(directly=False), ZmqTransport(directly=False)
+    try:
+        here.dial(1, there.endpoints)
+        sent: list[list[Any]] = [
+            [b"a\1small"], [b"a\1" + bytes(5000)], [b"a\1head", bytearray(b"x" * 10_001), b"", bytearray(b"y" * 1000)],
+            [b"a\1last"],
+        ]  # fmt: skip
+        for frames in sent:
+            here.send(1, frames)
+        here.send(1, [b"a\1held"], hold=True)
+        here.send(1, [b"a\1" + bytes(3000)], hold=True)
+        sent += [[b"a\1held"], [b"a\1" + bytes(3000)]]
+        for frames in sent:
+            got = there.receive(5.0)
+            assert got is not None
+            assert [bytes(frame) for frame in got] == [bytes(frame) for frame in frames]
+            assert isinstance(got[0], bytes)
+            for frame in got[1:]:
+                if memoryview(frame).nbytes:
+                    memoryview(frame)[0] = 1
+    finally:
+        here.close()
+        there.close()
+
+
+def test_what_strangers_send_in_pieces_does_not_shift_what_comes_after() -> None:
+    here, there = ZmqTransport(directly=False), ZmqTransport(directly=False)
+    try:
+        here.dial(1, there.endpoints)
+        plan = struct.pack("<2sQ2Q", pieces.PLAN, 10, 5, 25)
+        for bad in ([plan, b"12345", b"1234567890", b"short"], [plan, b"1"], [plan[:7], b"12345", b"x"]):
+            here.send(1, bad)
+            here.send(1, [b"a\1good"])
+            assert there.receive(5.0) == [b"a\1good"]
+    finally:
+        here.close()
+        there.close()
