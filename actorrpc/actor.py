@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import sys
 import threading
@@ -68,6 +69,10 @@ class Actor:
 
     A handler that waits admits messages of its own call chain only: actors may call each other back without deadlock.
 
+    Methods, and `main`, may be `async def`: they run on their worker's one asyncio loop, where they `await` futures. A
+    message is in progress until its coroutine has ended. So how many of an actor's coroutines interleave is declared,
+    and an `async def` changes nothing for other methods.
+
     Class arguments:
         concurrency: how many messages may be in progress at once; default 1.
     """
@@ -81,6 +86,9 @@ class Actor:
             if concurrency < 1:
                 raise ValueError(f"{cls.__name__}: concurrency must be at least 1, not {concurrency}")
             cls.concurrency = concurrency
+        for name in ("on_start", "on_stop"):
+            if inspect.iscoroutinefunction(getattr(cls, name)):
+                raise TypeError(f"{cls.__name__}.{name} is called where nothing can await it: it must not be async")
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         if (args or kwargs) and cls.__init__ is object.__init__:

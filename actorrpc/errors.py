@@ -95,6 +95,12 @@ class RPCTimeoutError(ActorRPCError, TimeoutError):
     """A call was not answered within its time. It may or may not have run."""
 
 
+class BlockingWaitError(ActorRPCError):
+    """A coroutine on a worker's loop called something that blocks its thread, and with it all other coroutines there;
+    it is to `await` instead.
+    """
+
+
 class WorkerLostError(ActorRPCError):
     """A peer died, fell silent or left while something depended on it.
 

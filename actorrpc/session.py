@@ -28,6 +28,7 @@ from actorrpc.services.autograd import Autograd
 from actorrpc.services.directory import Member
 from actorrpc.services.elastic import Elastic
 from actorrpc.services.leaks import Leaks
+from actorrpc.services.loop import Loop
 from actorrpc.services.objects import Objects
 from actorrpc.services.roster import Hello, versions_here
 from actorrpc.services.sealed import SealedStore
@@ -196,6 +197,9 @@ class Session:
 
     def close(self, linger: float, patience: float = 5.0) -> None:
         """Frees everything."""
+        loop: Loop | None = self.worker.services.get(Loop)
+        if loop is not None:
+            loop.stop(patience)
         self.objects.close()
         self.worker.stop(patience, linger)
         self.objects.close()  # of what a handler has made meanwhile, too

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import torch
 
 from actorrpc.errors import GroupError, RemoteError, RPCTimeoutError, SerializationError
+from actorrpc.runtime import awaiting
 from actorrpc.runtime.clock import LockGate
 from actorrpc.runtime.completion import Call, Completion, Waiter, check_seconds, describe
 from actorrpc.runtime.handling import here, in_context
@@ -28,7 +29,7 @@ from actorrpc.wire.exposed import exposed
 from actorrpc.wire.failures import ORIGINAL
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
     from types import TracebackType
 
     from actorrpc.runtime.worker import Worker
@@ -108,12 +109,33 @@ class Future(torch.futures.Future, Generic[T]):  # type: ignore[type-arg]
         value: T = self._value
         return value
 
+    def __await__(self) -> Generator[Any, None, T]:
+        """Waits for the result in a coroutine, on whichever asyncio loop; raises as `wait` does. A task that is
+        cancelled in this wait leaves the future as it is.
+        """
+        return self._awaited(-1.0)
+
+    def _awaited(self, timeout: float) -> Generator[Any, None, T]:
+        core = self._core
+        try:
+            if not core.done and not (yield from awaiting.until(core, timeout)):
+                raise self._too_late(timeout)
+        finally:
+            if core.done and not self._settled:  # also where the task is cancelled: nobody else may be about to
+                self._settle()
+        if self._error is not None:
+            raise self._error.with_traceback(self._trace)
+        value: T = self._value
+        return value
+
     def _await(self, timeout: float) -> None:
         core = self._core
         worker = self._worker
         handling = here.handling
         if worker is None and handling is not None:
             worker = handling.worker
+        if core.done and handling is not None and handling.turn is awaiting.NO_TURN:
+            return  # it blocks nobody
         now = worker.clock.now if worker is not None else None
         limit = core.deadline if isinstance(core, Call) else None
         if worker is None or now is None:
