@@ -49,6 +49,7 @@ from actorrpc.rpc import (
 )
 from actorrpc.rref import PyRRef, RRef
 from actorrpc.runtime.futures import Future
+from actorrpc.streams import Stream, stream
 from actorrpc.version import VERSION
 from actorrpc.workers import WorkerInfo
 from actorrpc.world import World
@@ -82,6 +83,7 @@ __all__ = [
     "RpcBackendOptions",
     "SerializationError",
     "StaleGradientsError",
+    "Stream",
     "TensorPipeRpcBackendOptions",
     "UnknownNameError",
     "WorkerInfo",
@@ -105,4 +107,5 @@ __all__ = [
     "rpc_async",
     "rpc_sync",
     "shutdown",
+    "stream",
 ]

@@ -15,6 +15,7 @@ from actorrpc.runtime.cells import MailboxCell
 from actorrpc.runtime.completion import Completion
 from actorrpc.runtime.message import Message
 from actorrpc.services.handles import OwnerHandle
+from actorrpc.services.streams import Source
 from actorrpc.session import Session, current
 from actorrpc.wire.envelope import Kind
 from actorrpc.workers import WorkerInfo, info_of, resolve
@@ -202,7 +203,7 @@ def install(session: Session) -> None:
 
     def mailbox_for(value: Any, entry: Entry) -> MailboxCell | None:
         if not isinstance(value, Actor):
-            return None
+            return value.cell(entry, session.worker) if isinstance(value, Source) else None
         if value._home is None:
             value._home = Home(session, entry, name_of(session, entry))
         home = value._home
@@ -239,7 +240,10 @@ def install(session: Session) -> None:
 
 
 def _released(value: Any) -> None:
-    """Stops an actor when its last place is given up, or its world has ended."""
+    """Stops an actor when its last place is given up, or its world has ended; closes what nobody streams any more."""
+    if isinstance(value, Source):
+        value.end()
+        return
     home: Home | None = value._home
     if home is None:
         return
