@@ -52,7 +52,7 @@ from actorrpc.runtime.futures import Future
 from actorrpc.streams import Stream, stream
 from actorrpc.version import VERSION
 from actorrpc.workers import WorkerInfo
-from actorrpc.world import World
+from actorrpc.world import World, role
 
 __version__ = VERSION
 
@@ -104,6 +104,7 @@ __all__ = [
     "register_backend",
     "register_reducer",
     "remote",
+    "role",
     "rpc_async",
     "rpc_sync",
     "shutdown",

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 from actorrpc.errors import GroupError
 from actorrpc.options import UNSET_RPC_TIMEOUT
 from actorrpc.proxies import call_all, call_method, failed_future
 from actorrpc.rref import RRef
+from actorrpc.runtime.completion import check_seconds
 from actorrpc.runtime.futures import Future
+from actorrpc.streams import Within
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from actorrpc.runtime.worker import Worker
 
 
 class Group(Sequence[RRef[Any]]):
@@ -56,15 +61,24 @@ class Group(Sequence[RRef[Any]]):
         group._first, group._shares = True, self._shares
         return group
 
-    def pick(self) -> Group:
+    def pick(self, least_loaded: bool = False) -> Group:
         """Returns a group of one member: the next in turn.
+
+        Arguments:
+            least_loaded: takes, of those to whose workers the fewest calls of this worker are under way, the next in
+                turn.
 
         Raises:
             IndexError: the group is empty.
         """
         if not self._members:
             raise IndexError("an empty group has nobody to pick")
-        return Group([self._members[next(self._turns) % len(self)]])
+        turn = next(self._turns) % len(self)
+        inline = self._members[turn:] + self._members[:turn]
+        if not least_loaded:
+            return Group(inline[:1])
+        under_way = Counter(call.peer for call in list(inline[0]._worker.calls.pending.values()))
+        return Group([min(inline, key=lambda member: under_way[member._handle.owner])])
 
     def scatter(self, shares: Sequence[Any]) -> Group:
         """Returns the same members, each of which gets its own share as the call's first argument.
@@ -157,38 +171,25 @@ class GroupFuture(Future[Any]):
         for i, future in enumerate(self._futures):
             future.add_done_callback(lambda done, i=i: self._one(i, done))  # type: ignore[misc]
         if not self._futures and first:
-            self.set_exception(GroupError("an empty group has no first answer: it has no members"))
+            nobody = IndexError("the group is empty")
+            self.set_exception(GroupError("an empty group has no first answer: it has no members", [nobody]))
         elif not self._futures:
             self.set_result([])
 
-    def as_completed(self, timeout: float = UNSET_RPC_TIMEOUT) -> Iterator[tuple[RRef[Any], Future[Any]]]:
-        """Yields each member with its future, in the order in which they are done.
+    def as_completed(self, timeout: float = UNSET_RPC_TIMEOUT) -> AsCompleted:
+        """Yields each member with its future, in the order in which they are done; by `for` or `async for`.
 
         Arguments:
             timeout: seconds for each next one; default: the call's own limit.
         """
-        queue: list[int] = []
-        steps: list[Future[None]] = [Future() for _ in self._futures]
-        for step in steps:
-            step._worker = self._worker
-        turn = itertools.count()
-
-        def note(i: int) -> None:
-            queue.append(i)
-            steps[next(turn)].set_result(None)
-
-        for i, future in enumerate(self._futures):
-            future.add_done_callback(lambda _, i=i: note(i))  # type: ignore[misc]
-        for n, step in enumerate(steps):
-            step.wait(timeout)
-            yield self._members[queue[n]], self._futures[queue[n]]
+        return AsCompleted(self._members, self._futures, self._worker, timeout)
 
     def _one(self, i: int, done: Future[Any]) -> None:
         with self._door:
             self._left -= 1
             last = not self._left
         if self._first and done._error is None:
-            self._finish_once(done._value, None)
+            self._finish_once(done._value, None)  # the others go on: nothing can cancel them yet
         elif last:
             failed = [(m, f._error) for m, f in zip(self._members, self._futures, strict=True) if f._error is not None]
             if failed and (not self._first or len(failed) == len(self._futures)):
@@ -202,3 +203,45 @@ class GroupFuture(Future[Any]):
                 self._complete(value, error)
             except RuntimeError:
                 pass  # another member was faster
+
+
+class AsCompleted(Iterator[tuple[RRef[Any], Future[Any]]], AsyncIterator[tuple[RRef[Any], Future[Any]]]):
+    """The members of a group's call with their futures, in the order in which they are done.
+
+    `as_completed()` makes it. Where the next one takes longer than `timeout`, RPCTimeoutError is raised, and it may be
+    asked for again.
+    """
+
+    def __init__(
+        self, members: Sequence[RRef[Any]], futures: Sequence[Future[Any]], worker: Worker | None, timeout: float
+    ) -> None:
+        check_seconds(timeout)
+        self._members, self._futures, self._timeout = members, futures, timeout
+        self._done: list[int] = []
+        self._steps: list[Future[None]] = [Future() if worker is None else Future._of(worker) for _ in futures]
+        self._next = 0
+        turn = itertools.count()
+
+        def note(i: int) -> None:
+            self._done.append(i)
+            self._steps[next(turn)].set_result(None)
+
+        for i, future in enumerate(futures):
+            future.add_done_callback(lambda _, i=i: note(i))  # type: ignore[misc]
+
+    def __next__(self) -> tuple[RRef[Any], Future[Any]]:
+        if self._next == len(self._steps):
+            raise StopIteration
+        self._steps[self._next].wait(self._timeout)
+        return self._take()
+
+    async def __anext__(self) -> tuple[RRef[Any], Future[Any]]:
+        if self._next == len(self._steps):
+            raise StopAsyncIteration
+        await Within(self._steps[self._next], self._timeout)
+        return self._take()
+
+    def _take(self) -> tuple[RRef[Any], Future[Any]]:
+        which = self._done[self._next]
+        self._next += 1
+        return self._members[which], self._futures[which]

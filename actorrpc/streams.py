@@ -75,7 +75,7 @@ class Stream(Iterator[T], AsyncIterator[T], Generic[T]):
         if future is None:
             raise StopAsyncIteration
         try:
-            taken = await _Within(future, self._seconds())
+            taken = await Within(future, self._seconds())
         except BaseException:
             self._not_taken(future)
             raise
@@ -131,8 +131,8 @@ class Stream(Iterator[T], AsyncIterator[T], Generic[T]):
             self._asked.appendleft(future)
 
 
-class _Within(Generic[T]):
-    """Awaits a future, for some seconds at most."""
+class Within(Generic[T]):
+    """Awaits a future, for some seconds at most; 0 or below: without bound."""
 
     def __init__(self, future: Future[T], seconds: float) -> None:
         self._future, self._seconds = future, seconds

@@ -10,6 +10,7 @@ from actorrpc.group import Group
 from actorrpc.rref import RRef
 from actorrpc.services.handles import OwnerHandle
 from actorrpc.services.ids import ROOT
+from actorrpc.session import current
 from actorrpc.workers import info_of, present
 
 if TYPE_CHECKING:
@@ -62,6 +63,15 @@ class World:
             return self.role(name)
         except NotAMemberError as e:
             raise AttributeError(str(e)) from None
+
+
+def role(name: str) -> Group:
+    """Returns the members of a role, in order of their index, as `world.role(name)` does in an actor; in any worker.
+
+    Raises:
+        NotAMemberError: there is no such role, or this process is in no world.
+    """
+    return World(current()).role(name)
 
 
 def _root(session: Session, owner: int) -> RRef[Any]:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 
-from actorrpc.errors import GroupError, RemoteError, RPCTimeoutError, SerializationError
+from actorrpc.errors import GROUPS, RemoteError, RPCTimeoutError, SerializationError
 from actorrpc.runtime import awaiting
 from actorrpc.runtime.clock import LockGate
 from actorrpc.runtime.completion import Call, Completion, Waiter, check_seconds, describe
@@ -381,14 +381,20 @@ def _bare_copy(error: BaseException, depth: int = 8) -> BaseException:
     if original is not None:
         return as_torch_raises(_bare_copy(original, depth))
     try:
-        made = copy.copy(error)
+        made = _copied_group(error, depth) if isinstance(error, GROUPS) else copy.copy(error)
     except Exception:  # an exception class of the user's that cannot be copied
         made = RemoteError(f"{type(error).__qualname__}: {error}", type_name=type(error).__qualname__)
     cause = error.__cause__
     made.__cause__ = _bare_copy(cause, depth - 1) if cause is not None and depth else None
-    if isinstance(made, GroupError):
-        made.errors = [(name, _bare_copy(e, depth - 1)) for name, e in made.errors] if depth else []
     return made.with_traceback(None)
+
+
+def _copied_group(group: Any, depth: int) -> BaseException:
+    kept = [_bare_copy(e, depth - 1) for e in group.exceptions] if depth else [RemoteError("left out")]
+    kind: Any = type(group)
+    made: BaseException = kind.__new__(kind, group.message, kept)
+    made.__dict__.update(vars(group))
+    return made
 
 
 @exposed
