@@ -4,7 +4,7 @@
 """
 
 from actorrpc import autograd, functions, nn, optim
-from actorrpc.actor import Actor
+from actorrpc.actor import Actor, forget_actor, get_actor
 from actorrpc.backends import (
     BackendType,
     BackendValue,
@@ -22,6 +22,7 @@ from actorrpc.errors import (
     DeviceMapError,
     GradientMismatchError,
     GroupError,
+    InvalidNameError,
     MemberDiedError,
     NotAMemberError,
     RemoteError,
@@ -52,13 +53,14 @@ from actorrpc.runtime.futures import Future
 from actorrpc.streams import Stream, stream
 from actorrpc.version import VERSION
 from actorrpc.workers import WorkerInfo
-from actorrpc.world import World, role
+from actorrpc.world import ActorInfo, World, role
 
 __version__ = VERSION
 
 __all__ = [
     "Actor",
     "ActorGoneError",
+    "ActorInfo",
     "ActorRPCError",
     "AuthenticationError",
     "BackendType",
@@ -71,6 +73,7 @@ __all__ = [
     "Group",
     "GroupError",
     "GroupFuture",
+    "InvalidNameError",
     "MemberDiedError",
     "NotAMemberError",
     "ProcessGroupRpcBackendOptions",
@@ -93,7 +96,9 @@ __all__ = [
     "autograd",
     "backend_registered",
     "construct_rpc_backend_options",
+    "forget_actor",
     "functions",
+    "get_actor",
     "get_rpc_timeout",
     "get_worker_info",
     "init_backend",

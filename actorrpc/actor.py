@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import logging
 import sys
@@ -9,11 +10,12 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from actorrpc.errors import NotAMemberError, SerializationError
+from actorrpc.errors import InvalidNameError, NotAMemberError, SerializationError
 from actorrpc.rref import RRef, make
 from actorrpc.runtime.cells import MailboxCell
 from actorrpc.runtime.completion import Completion
 from actorrpc.runtime.message import Message
+from actorrpc.services import names
 from actorrpc.services.handles import OwnerHandle
 from actorrpc.services.streams import Source
 from actorrpc.session import Session, current
@@ -158,17 +160,44 @@ class Actor:
         return World(self._at.session)
 
     @classmethod
-    def spawn(cls, to: To, /, *args: Any, **kwargs: Any) -> RRef[Self]:
+    def spawn(cls, to: To, /, *args: Any, name: str | None = None, **kwargs: Any) -> RRef[Self]:
         """Makes an actor of this class on a worker.
 
         Arguments:
             to: the worker's name, rank or WorkerInfo.
-            args, kwargs: for the constructor.
+            args, kwargs: for the constructor. (A `name` of its own it gets by position.)
+            name: a name by which all workers find the actor (`get_actor`). It then lives as long as its worker, or
+                until `forget_actor`; rank 0 keeps the names.
 
-        Returns a reference to it, at once. What the constructor raises is raised when the reference is next used.
+        Returns a reference to it, at once. What the constructor raises is raised when the reference is next used; then
+        the name is free again.
+
+        Raises:
+            InvalidNameError: the name is taken.
         """
+        return cls._spawn(to, args, kwargs, name, False)
+
+    @classmethod
+    def get_or_spawn(cls, to: To, /, *args: Any, name: str, **kwargs: Any) -> RRef[Self]:
+        """Returns the actor of a name, wherever it is, or makes it, as `spawn` does. Of several workers that want the
+        same at the same time one makes it, and the others wait until it is there.
+        """
+        return cls._spawn(to, args, kwargs, name, True)
+
+    @classmethod
+    def _spawn(
+        cls, to: To, args: tuple[Any, ...], kwargs: dict[str, Any], name: str | None, or_get: bool
+    ) -> RRef[Self]:
         session = current()
-        return make(session, resolve(session.worker, to), cls, args, kwargs, -1.0)
+        owner = resolve(session.worker, to)
+        if name is None:
+            return make(session, owner, cls, args, kwargs, -1.0)
+        given: object = name
+        if not isinstance(given, str) or not given:
+            raise InvalidNameError(f"an actor's name is a str with something in it, not {name!r}")
+        create = functools.partial(make, session, owner, _construct, (name, cls, *args), kwargs, -1.0)
+        made: RRef[Self] = names.make(session.names, name, owner, or_get, create)
+        return made
 
     def serve(self, seconds: float | None = None) -> None:
         """Lets messages be served; for use in `main`.
@@ -196,6 +225,29 @@ class Actor:
             f"an actor cannot be sent, it stays where it is; "
             f"send a reference to it: the rref of this {type(self).__name__}"
         )
+
+
+def _construct(name: str, cls: type[Actor], *args: Any, **kwargs: Any) -> Actor:
+    """Makes a named actor."""
+    if _births.home is not None:
+        _births.home.name = name
+    return cls(*args, **kwargs)
+
+
+def get_actor(name: str) -> RRef[Any]:
+    """Returns a reference to the actor of a name, wherever it is; waits while it is being made.
+
+    Raises:
+        NotAMemberError: there is none, or its worker is gone; or this process is in no world.
+        WorkerLostError: rank 0 is gone, which kept the names.
+    """
+    found: RRef[Any] = current().names.find(name)
+    return found
+
+
+def forget_actor(name: str) -> None:
+    """Takes a name away from its actor, which then lives as long as anybody holds a reference to it."""
+    current().names.drop(name)
 
 
 def install(session: Session) -> None:

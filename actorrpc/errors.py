@@ -79,7 +79,7 @@ class ProtocolError(ActorRPCError):
 
 
 class InvalidNameError(ActorRPCError, ValueError):
-    """A worker cannot have this name."""
+    """A worker, or an actor, cannot have this name."""
 
 
 class WrongResultError(ActorRPCError, TypeError):

@@ -29,6 +29,7 @@ from actorrpc.services.directory import Member
 from actorrpc.services.elastic import Elastic
 from actorrpc.services.leaks import Leaks
 from actorrpc.services.loop import Loop
+from actorrpc.services.names import Names
 from actorrpc.services.objects import Objects
 from actorrpc.services.roster import Hello, versions_here
 from actorrpc.services.sealed import SealedStore
@@ -91,6 +92,7 @@ class Session:
         self.objects = Objects(worker)
         Autograd(worker)
         self.member = Member(worker)
+        self.names = Names(worker)
         self.launched = False
         """Whether `launch` looks after its end."""
         self._shield = InterruptShield()
@@ -187,7 +189,10 @@ class Session:
         self.close(linger, patience)
 
     def wind_up(self) -> None:
-        """Does what a graceful end does once nothing is under way: actors are stopped, leaks are reported."""
+        """Does what a graceful end does once nothing is under way: names are forgotten, leaks are reported, actors are
+        stopped.
+        """
+        self.names.close()
         if self.objects.leaks is not None:
             self.objects.leaks.report()
         released = self.objects.released

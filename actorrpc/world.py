@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from actorrpc.errors import NotAMemberError
@@ -16,6 +17,21 @@ from actorrpc.workers import info_of, present
 if TYPE_CHECKING:
     from actorrpc.session import Session
     from actorrpc.workers import WorkerInfo
+
+
+@dataclass(frozen=True)
+class ActorInfo:
+    """What the world knows of a named actor.
+
+    Attributes:
+        name: its name.
+        worker: where it lives.
+        incarnation: the how manieth it is of this name, from 1.
+    """
+
+    name: str
+    worker: WorkerInfo
+    incarnation: int
 
 
 class World:
@@ -40,6 +56,17 @@ class World:
             if record.role:
                 counts[record.role] = counts.get(record.role, 0) + 1
         return counts
+
+    @property
+    def actors(self) -> dict[str, ActorInfo]:
+        """The named actors."""
+        worker = self._session.worker
+        found = self._session.names.all()
+        return {
+            name: ActorInfo(name, info_of(worker.peers[known.owner].record), known.incarnation)
+            for name, known in found.items()
+            if known.owner in worker.peers
+        }
 
     def role(self, name: str) -> Group:
         """Returns the members of a role, in order of their index.

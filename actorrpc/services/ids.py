@@ -16,6 +16,8 @@ MEMBER = ActorId(SYSTEM, 5)
 AUTOGRAD = ActorId(SYSTEM, 6)
 ELASTIC = ActorId(SYSTEM, 7)
 """Hears who comes into an elastic world and who is about to leave it."""
+NAMES = ActorId(SYSTEM, 12)
+"""Knows actors by their names; rank 0's."""
 ROOT = ActorId(SYSTEM, 16)
 """The actor of a worker that was launched in a role."""
 OWN_NUMBER = 1 << 63
