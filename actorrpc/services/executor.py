@@ -75,7 +75,12 @@ def _take_up(message: Message, function: object, result: Any, give: Callable[[An
         SerializationError: it is something else that has only begun, and is to stay where it is.
     """
     if isinstance(result, CoroutineType):
-        loop_of(message.worker).answer(message, result, give)
+        try:
+            loop = loop_of(message.worker)
+        except BaseException:
+            result.close()
+            raise
+        loop.answer(message, result, give)
         return
     if message.kept is None and not isinstance(result, torch._C.Future):
         name = getattr(function, "__qualname__", repr(function))
