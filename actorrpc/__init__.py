@@ -34,6 +34,7 @@ from actorrpc.errors import (
     WorkerLostError,
 )
 from actorrpc.group import Group, GroupFuture
+from actorrpc.group_streams import GroupStream
 from actorrpc.launch import launch
 from actorrpc.options import ProcessGroupRpcBackendOptions, RpcBackendOptions, TensorPipeRpcBackendOptions
 from actorrpc.reducers import register_reducer
@@ -73,6 +74,7 @@ __all__ = [
     "Group",
     "GroupError",
     "GroupFuture",
+    "GroupStream",
     "InvalidNameError",
     "MemberDiedError",
     "NotAMemberError",

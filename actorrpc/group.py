@@ -7,13 +7,14 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
-from actorrpc.errors import GroupError
+from actorrpc.errors import GroupError, WorkerLostError
+from actorrpc.group_streams import GroupStream
 from actorrpc.options import UNSET_RPC_TIMEOUT
 from actorrpc.proxies import call_all, call_method, failed_future
 from actorrpc.rref import RRef
 from actorrpc.runtime.completion import check_seconds
 from actorrpc.runtime.futures import Future
-from actorrpc.streams import Within
+from actorrpc.streams import WINDOW, Stream, Within, check_window
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -117,6 +118,28 @@ class Group(Sequence[RRef[Any]]):
     def tell(self) -> Any:
         """Returns a proxy: `group.tell().method(*args)` has all members' method called, and waits for nothing."""
         return _GroupProxy(lambda *call: (self._send("tell", UNSET_RPC_TIMEOUT, *call), None)[1])
+
+    def stream(self, timeout: float = UNSET_RPC_TIMEOUT, window: int = WINDOW) -> Any:
+        """Returns a proxy: `group.stream().method(*args)` streams from all members at once, and returns a GroupStream:
+        `for member, item in group.stream().rollout(100)` has the items as they come.
+
+        Arguments: see `RRef.stream`; the window is each member's own.
+        """
+        check_seconds(timeout)
+        check_window(window)
+        return _GroupProxy(lambda *call: self._stream(timeout, window, *call))
+
+    def _stream(
+        self, timeout: float, window: int, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> GroupStream:
+        streams: list[Stream[Any] | Exception] = []
+        for i, member in enumerate(self._members):
+            own = args if self._shares is None else (self._shares[i], *args)
+            try:
+                streams.append(getattr(member.stream(timeout, window), name)(*own, **kwargs))
+            except WorkerLostError as e:
+                streams.append(e)
+        return GroupStream(self._members, streams, timeout)
 
     def _call(self, timeout: float, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> GroupFuture:
         if self._shares is None:

@@ -102,7 +102,7 @@ class Stream(Iterator[T], AsyncIterator[T], Generic[T]):
         raise SerializationError(f"{self!r} stays where it is: send its items, or a reference to what streams them")
 
     def _next(self) -> Future[tuple[T] | None] | None:
-        """Asks for one item more, and returns the future of the first; None at the end."""
+        """Asks for one item more, and returns the future of the first (None in it: the end); None after the end."""
         if self._handle is None:
             return None
         self._ask(self._window + 1 - len(self._asked))

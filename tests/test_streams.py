@@ -528,6 +528,71 @@ def leave_streams_open() -> None:
         KEPT.append(stream)
 
 
+# --- groups -----------------------------------------------------------------------------------------------------------
+
+
+@inside
+def test_a_group_streams_the_items_of_all_its_members_as_they_come() -> None:
+    group = rpc.Group([Player.spawn(1), Player.spawn(0), WidePlayer.spawn(1)])
+    seen: dict[int, list[int]] = {0: [], 1: [], 2: []}
+    for member, item in group.stream(window=1).rollout_async(20):
+        seen[group.index(member)].append(item)
+    assert seen == {0: list(range(20)), 1: list(range(20)), 2: list(range(20))}
+    assert sorted(item for _, item in group.scatter([1, 2, 3]).stream().rollout_async()) == [0, 0, 0, 1, 1, 2]
+    assert list(rpc.Group([]).stream().rollout(3)) == []
+
+    async def body() -> list[int]:
+        return [item async for _, item in group.stream().rollout_async(5)]
+
+    assert sorted(run(body())) == sorted([*range(5)] * 3)
+
+
+@inside
+def test_a_slow_member_holds_up_no_other_and_the_window_is_each_members_own() -> None:
+    slow, quick = WidePlayer.spawn(1), Player.spawn(1)
+    stream = rpc.GroupStream([slow, quick], [slow.stream(window=1).slow(), quick.stream(window=1).rollout(100)], 10.0)
+    seen = [next(stream)[1] for _ in range(12)]
+    assert seen.count(0) == 2
+    until_made(quick, 13)
+    slow.rpc_sync().open_gate()
+
+
+@inside
+def test_an_error_of_a_member_names_it_and_the_others_go_on() -> None:
+    failing, good = Player.spawn(1), Player.spawn(0)
+    stream = rpc.GroupStream(
+        [failing, good], [failing.stream().fails_after(2), good.stream().rollout(4)], 10.0
+    )  # fmt: skip
+    seen, failed = [], []
+    while True:
+        try:
+            seen.append(next(stream)[1])
+        except StopIteration:
+            break
+        except rpc.GroupError as e:
+            failed.append((e.names, type(e.exceptions[0])))
+    assert sorted(seen) == [0, 0, 1, 1, 2, 3]
+    assert failed == [((OTHER,), KeyError)]
+
+
+@inside
+def test_a_groups_stream_has_a_bound_and_is_closed_with_all_that_it_has() -> None:
+    players = [Player.spawn(1), Player.spawn(0)]
+    stream = rpc.Group(players).stream(timeout=0.1).one_and_no_more()
+    assert [next(stream)[1] for _ in range(2)] == [1, 1]
+    with pytest.raises(rpc.RPCTimeoutError, match="worker0, worker1"):
+        next(stream)
+    del stream
+    gc.collect()
+    for player in players:
+        until_ended(player, 1)
+    with rpc.Group(players).stream().rollout(100) as stream:
+        next(stream)
+    for player in players:
+        until_ended(player, 2)
+    assert list(stream) == []
+
+
 # --- what follows the generator ---------------------------------------------------------------------------------------
 
 
