@@ -103,6 +103,14 @@ class Single(rpc.Actor):
         await other.rpc_async().tell_many(self.rref, times)
         return list(self.notes)
 
+    async def hear_what_is_there(self, other: rpc.RRef[Single], times: int) -> list[object]:
+        """The answer is there before it is awaited, and so is what was told; nobody else had a turn meanwhile."""
+        self.take()
+        future = other.rpc_async().tell_many(self.rref, times)
+        until(future.done)
+        await future
+        return list(self.notes)
+
     async def hear_side_by_side(self, other: rpc.RRef[Single], times: int) -> list[object]:
         self.take()
         await asyncio.gather(other.rpc_async().tell_many(self.rref, times))
@@ -262,6 +270,7 @@ def test_an_answer_does_not_overtake_what_was_told_before_it() -> None:
     here, there = Single.spawn(0), Single.spawn(1)
     for _ in range(10):
         assert there.rpc_sync().hear(here, 5) == list(range(5))
+        assert there.rpc_sync().hear_what_is_there(here, 5) == list(range(5))
         assert there.rpc_sync().hear_side_by_side(here, 5) == list(range(5))
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from actorrpc.errors import BlockingWaitError
 from actorrpc.runtime.completion import Waiter
-from actorrpc.runtime.handling import Handling
+from actorrpc.runtime.handling import Handling, here
 from actorrpc.runtime.mailbox import Mailbox, Turn
 
 if TYPE_CHECKING:
@@ -67,19 +67,35 @@ def until(what: Completion, seconds: float) -> Generator[Any, None, bool]:
         asyncio.CancelledError: the task is cancelled; what it waited for goes on.
     """
     loop = asyncio.get_running_loop()
+    if what.done:
+        yield from _give_way(what, loop)
+        return True
     gate = LoopGate(loop)
     wake = gate.wake
     wake.core, wake.waiter = what, Waiter(gate)
     what.waiters.append(wake.waiter)
     timer = loop.call_later(seconds, gate._open) if seconds > 0 else None
     try:
-        if not what.done:  # else it came before it could see this waiter
+        if what.done:  # it came before it could see this waiter
+            yield from _give_way(what, loop)
+        else:
             yield from wake
     finally:
         what.waiters.remove(wake.waiter)
         if timer is not None:
             timer.cancel()
     return what.done
+
+
+def _give_way(what: Completion, loop: asyncio.AbstractEventLoop) -> Generator[Any, None, None]:
+    """Lets an actor's earlier messages go before what is there already (RULE MB3); in other coroutines does nothing."""
+    handling = here.handling
+    if handling is not None and handling.turn is NO_TURN:
+        wake = Wake(loop=loop)
+        wake.core = what
+        wake.set_result(None)
+        wake._asyncio_future_blocking = True
+        yield wake
 
 
 class _NoWaits(Mailbox[Any]):

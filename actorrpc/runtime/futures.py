@@ -118,7 +118,7 @@ class Future(torch.futures.Future, Generic[T]):  # type: ignore[type-arg]
     def _awaited(self, timeout: float) -> Generator[Any, None, T]:
         core = self._core
         try:
-            if not core.done and not (yield from awaiting.until(core, timeout)):
+            if not (yield from awaiting.until(core, timeout)):
                 raise self._too_late(timeout)
         finally:
             if core.done and not self._settled:  # also where the task is cancelled: nobody else may be about to
