@@ -4,7 +4,7 @@
 """
 
 from actorrpc import autograd, functions, nn, optim
-from actorrpc.actor import Actor
+from actorrpc.actor import Actor, forget_actor, get_actor
 from actorrpc.backends import (
     BackendType,
     BackendValue,
@@ -19,11 +19,13 @@ from actorrpc.errors import (
     ActorRPCError,
     AuthenticationError,
     BackpressureError,
+    BlockingWaitError,
     CancelledError,
     DeserializationError,
     DeviceMapError,
     GradientMismatchError,
     GroupError,
+    InvalidNameError,
     MemberDiedError,
     MessageTooLargeError,
     NotAMemberError,
@@ -36,6 +38,7 @@ from actorrpc.errors import (
     WorkerLostError,
 )
 from actorrpc.group import Group, GroupFuture
+from actorrpc.group_streams import GroupStream
 from actorrpc.launch import launch
 from actorrpc.options import ProcessGroupRpcBackendOptions, RpcBackendOptions, TensorPipeRpcBackendOptions
 from actorrpc.reducers import register_reducer
@@ -52,20 +55,23 @@ from actorrpc.rpc import (
 )
 from actorrpc.rref import PyRRef, RRef
 from actorrpc.runtime.futures import Future
+from actorrpc.streams import Stream, stream
 from actorrpc.version import VERSION
 from actorrpc.workers import WorkerInfo
-from actorrpc.world import World
+from actorrpc.world import ActorInfo, World, role
 
 __version__ = VERSION
 
 __all__ = [
     "Actor",
     "ActorGoneError",
+    "ActorInfo",
     "ActorRPCError",
     "AuthenticationError",
     "BackendType",
     "BackendValue",
     "BackpressureError",
+    "BlockingWaitError",
     "CancelledError",
     "CurrentCall",
     "DeserializationError",
@@ -75,6 +81,8 @@ __all__ = [
     "Group",
     "GroupError",
     "GroupFuture",
+    "GroupStream",
+    "InvalidNameError",
     "MemberDiedError",
     "MessageTooLargeError",
     "NotAMemberError",
@@ -88,6 +96,7 @@ __all__ = [
     "RpcBackendOptions",
     "SerializationError",
     "StaleGradientsError",
+    "Stream",
     "TensorPipeRpcBackendOptions",
     "UnknownNameError",
     "WorkerInfo",
@@ -98,7 +107,9 @@ __all__ = [
     "backend_registered",
     "construct_rpc_backend_options",
     "current_call",
+    "forget_actor",
     "functions",
+    "get_actor",
     "get_rpc_timeout",
     "get_worker_info",
     "init_backend",
@@ -110,7 +121,9 @@ __all__ = [
     "register_backend",
     "register_reducer",
     "remote",
+    "role",
     "rpc_async",
     "rpc_sync",
     "shutdown",
+    "stream",
 ]

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 import sys
 import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from actorrpc.errors import NotAMemberError, SerializationError
+from actorrpc.errors import InvalidNameError, NotAMemberError, SerializationError
 from actorrpc.rref import LIMITS, RRef, make
 from actorrpc.runtime.cells import MailboxCell
 from actorrpc.runtime.completion import Completion
 from actorrpc.runtime.message import Message
+from actorrpc.services import names
 from actorrpc.services.handles import OwnerHandle
+from actorrpc.services.streams import Source
 from actorrpc.session import Session, current
 from actorrpc.watching import is_news
 from actorrpc.wire.envelope import Kind
@@ -71,6 +74,10 @@ class Actor:
 
     A handler that waits admits messages of its own call chain only: actors may call each other back without deadlock.
 
+    Methods, and `main`, may be `async def`: they run on their worker's one asyncio loop, where they `await` futures. A
+    message is in progress until its coroutine has ended. So how many of an actor's coroutines interleave is declared,
+    and an `async def` changes nothing for other methods.
+
     Class arguments:
         concurrency: how many messages may be in progress at once; default 1.
         max_pending: how many calls and tells each worker may have under way to such an actor; further ones wait until
@@ -101,6 +108,9 @@ class Actor:
             if concurrency < 1:
                 raise ValueError(f"{cls.__name__}: concurrency must be at least 1, not {concurrency}")
             cls.concurrency = concurrency
+        for name in ("on_start", "on_stop"):
+            if inspect.iscoroutinefunction(getattr(cls, name)):
+                raise TypeError(f"{cls.__name__}.{name} is called where nothing can await it: it must not be async")
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         if (args or kwargs) and cls.__init__ is object.__init__:
@@ -169,17 +179,44 @@ class Actor:
         return World(self._at.session)
 
     @classmethod
-    def spawn(cls, to: To, /, *args: Any, **kwargs: Any) -> RRef[Self]:
+    def spawn(cls, to: To, /, *args: Any, name: str | None = None, **kwargs: Any) -> RRef[Self]:
         """Makes an actor of this class on a worker.
 
         Arguments:
             to: the worker's name, rank or WorkerInfo.
-            args, kwargs: for the constructor.
+            args, kwargs: for the constructor. (A `name` of its own it gets by position.)
+            name: a name by which all workers find the actor (`get_actor`). It then lives as long as its worker, or
+                until `forget_actor`; rank 0 keeps the names.
 
-        Returns a reference to it, at once. What the constructor raises is raised when the reference is next used.
+        Returns a reference to it, at once. What the constructor raises is raised when the reference is next used; then
+        the name is free again.
+
+        Raises:
+            InvalidNameError: the name is taken.
         """
+        return cls._spawn(to, args, kwargs, name, False)
+
+    @classmethod
+    def get_or_spawn(cls, to: To, /, *args: Any, name: str, **kwargs: Any) -> RRef[Self]:
+        """Returns the actor of a name, wherever it is, or makes it, as `spawn` does. Of several workers that want the
+        same at the same time one makes it, and the others wait until it is there.
+        """
+        return cls._spawn(to, args, kwargs, name, True)
+
+    @classmethod
+    def _spawn(
+        cls, to: To, args: tuple[Any, ...], kwargs: dict[str, Any], name: str | None, or_get: bool
+    ) -> RRef[Self]:
         session = current()
-        return make(session, resolve(session.worker, to), cls, args, kwargs, -1.0)
+        owner = resolve(session.worker, to)
+        if name is None:
+            return make(session, owner, cls, args, kwargs, -1.0)
+        given: object = name
+        if not isinstance(given, str) or not given:
+            raise InvalidNameError(f"an actor's name is a str with something in it, not {name!r}")
+        create = functools.partial(make, session, owner, _construct, (name, cls, *args), kwargs, -1.0)
+        made: RRef[Self] = names.make(session.names, name, owner, or_get, create)
+        return made
 
     def serve(self, seconds: float | None = None) -> None:
         """Lets messages be served; for use in `main`.
@@ -217,12 +254,35 @@ class Actor:
         )
 
 
+def _construct(name: str, cls: type[Actor], *args: Any, **kwargs: Any) -> Actor:
+    """Makes a named actor."""
+    if _births.home is not None:
+        _births.home.name = name
+    return cls(*args, **kwargs)
+
+
+def get_actor(name: str) -> RRef[Any]:
+    """Returns a reference to the actor of a name, wherever it is; waits while it is being made.
+
+    Raises:
+        NotAMemberError: there is none, or its worker is gone; or this process is in no world.
+        WorkerLostError: rank 0 is gone, which kept the names.
+    """
+    found: RRef[Any] = current().names.find(name)
+    return found
+
+
+def forget_actor(name: str) -> None:
+    """Takes a name away from its actor, which then lives as long as anybody holds a reference to it."""
+    current().names.drop(name)
+
+
 def install(session: Session) -> None:
     """Teaches a worker's objects service what an actor is."""
 
     def mailbox_for(value: Any, entry: Entry) -> MailboxCell | None:
         if not isinstance(value, Actor):
-            return None
+            return value.cell(entry, session.worker) if isinstance(value, Source) else None
         if value._home is None:
             value._home = Home(session, entry, name_of(session, entry))
         home = value._home
@@ -260,7 +320,10 @@ def install(session: Session) -> None:
 
 
 def _released(value: Any) -> None:
-    """Stops an actor when its last place is given up, or its world has ended."""
+    """Stops an actor when its last place is given up, or its world has ended; closes what nobody streams any more."""
+    if isinstance(value, Source):
+        value.end()
+        return
     home: Home | None = value._home
     if home is None:
         return

@@ -9,11 +9,14 @@ the fields as state).
 
 from __future__ import annotations
 
+import sys
 from concurrent import futures
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from typing_extensions import Self
 
 
 class ActorRPCError(RuntimeError):
@@ -77,7 +80,7 @@ class ProtocolError(ActorRPCError):
 
 
 class InvalidNameError(ActorRPCError, ValueError):
-    """A worker cannot have this name."""
+    """A worker, or an actor, cannot have this name."""
 
 
 class WrongResultError(ActorRPCError, TypeError):
@@ -120,6 +123,11 @@ class MessageTooLargeError(SerializationError):
         super().__init__(message)
         self.size = size
         self.limit = limit
+
+class BlockingWaitError(ActorRPCError):
+    """A coroutine on a worker's loop called something that blocks its thread, and with it all other coroutines there;
+    it is to `await` instead.
+    """
 
 
 class WorkerLostError(ActorRPCError):
@@ -243,24 +251,91 @@ class MemberDiedError(ActorRPCError):
         self.traceback = traceback
 
 
-class GroupError(ActorRPCError):
-    """Calls to members of a group failed.
+if sys.version_info >= (3, 11):
+    GROUPS: Any = BaseExceptionGroup  # noqa: F821
+    """The base of all exceptions that hold others."""
+    _Group = ExceptionGroup[Exception]  # noqa: F821
+else:
+
+    class _Group(Exception):
+        """What stands for ExceptionGroup in Python 3.10: the same attributes and methods; `except*` there is none."""
+
+        def __new__(cls, message: str, exceptions: Sequence[Exception], **_: Any) -> Any:
+            return super().__new__(cls, message, list(exceptions))
+
+        @property
+        def message(self) -> Any:
+            return self.args[0]
+
+        @property
+        def exceptions(self) -> tuple[Any, ...]:
+            return tuple(self.args[1])
+
+        def __str__(self) -> str:
+            count = len(self.exceptions)
+            return f"{self.message} ({count} sub-exception{'s' if count != 1 else ''})"
+
+        def derive(self, excs: Sequence[Exception]) -> Any:
+            return _Group(self.message, excs)
+
+        def subgroup(self, condition: Any) -> Any:
+            return self.split(condition)[0]
+
+        def split(self, condition: Any) -> tuple[Any, Any]:
+            def fits(error: Exception) -> bool:
+                is_kind = isinstance(condition, (type, tuple))
+                return isinstance(error, condition) if is_kind else bool(condition(error))
+
+            if fits(self):
+                return self, None
+            parts = [[e for e in self.exceptions if fits(e) is wanted] for wanted in (True, False)]
+            there, rest = (self.derive(part) if part else None for part in parts)
+            return there, rest
+
+    GROUPS = _Group
+
+
+class GroupError(_Group, ActorRPCError):
+    """Calls to members of a group failed. It is an ExceptionGroup, where Python has that, else very like one.
 
     Args:
         message: what to tell the user.
-        errors: the members' names and their exceptions.
+        exceptions: what they raised.
+        names: the members that raised them, in the same order.
         size: how many members the group has.
     """
 
-    def __init__(self, message: str, *, errors: Sequence[tuple[str, BaseException]] = (), size: int = 0) -> None:
-        super().__init__(message)
-        self.errors = list(errors)
+    def __new__(cls, message: str, exceptions: Sequence[Exception], **_: Any) -> Self:
+        made: Self = super().__new__(cls, message, exceptions)
+        made.names, made.size = ("",) * len(exceptions), 0
+        return made
+
+    def __init__(
+        self, message: str, exceptions: Sequence[Exception], *, names: Sequence[str] = (), size: int = 0
+    ) -> None:
+        super().__init__(message, exceptions)
+        self.names = tuple(names) or ("",) * len(exceptions)
         self.size = size
+
+    @property
+    def errors(self) -> list[tuple[str, Exception]]:
+        """The members' names, each with what it raised."""
+        return list(zip(self.names, self.exceptions, strict=True))
+
+    def derive(self, excs: Sequence[Exception]) -> GroupError:  # type: ignore[override]  # of these kinds only
+        """Makes one of some of the exceptions; `split` and `except*` ask for it."""
+        names = {id(error): name for name, error in self.errors}
+        return GroupError(self.message, excs, names=[names.get(id(error), "") for error in excs], size=self.size)
 
     @staticmethod
     def of(errors: Sequence[tuple[str, BaseException]], size: int) -> GroupError:
         """Makes the error of a group's call; its `__cause__` is the first member's."""
         text = "; ".join(f"{name}: {type(e).__name__}: {e}" for name, e in errors)
-        made = GroupError(f"{len(errors)} of {size} members of the group failed: {text}", errors=errors, size=size)
-        made.__cause__ = errors[0][1] if errors else None
+        made = GroupError(
+            f"{len(errors)} of {size} members of the group failed: {text}",
+            [e if isinstance(e, Exception) else RemoteError(repr(e)) for _, e in errors],
+            names=[name for name, _ in errors],
+            size=size,
+        )
+        made.__cause__ = errors[0][1]
         return made

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
-from actorrpc.errors import CancelledError, GroupError
+from actorrpc.errors import CancelledError, GroupError, WorkerLostError
+from actorrpc.group_streams import GroupStream
 from actorrpc.options import UNSET_RPC_TIMEOUT
 from actorrpc.proxies import call_all, call_method, failed_future
 from actorrpc.rref import RRef
+from actorrpc.runtime.completion import check_seconds
 from actorrpc.runtime.futures import Future
+from actorrpc.streams import WINDOW, Stream, Within, check_window
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from actorrpc.runtime.worker import Worker
 
 
 class Group(Sequence[RRef[Any]]):
@@ -58,15 +64,24 @@ class Group(Sequence[RRef[Any]]):
         group._first, group._shares = True, self._shares
         return group
 
-    def pick(self) -> Group:
+    def pick(self, least_loaded: bool = False) -> Group:
         """Returns a group of one member: the next in turn.
+
+        Arguments:
+            least_loaded: takes, of those to whose workers the fewest calls of this worker are under way, the next in
+                turn.
 
         Raises:
             IndexError: the group is empty.
         """
         if not self._members:
             raise IndexError("an empty group has nobody to pick")
-        return Group([self._members[next(self._turns) % len(self)]])
+        turn = next(self._turns) % len(self)
+        inline = self._members[turn:] + self._members[:turn]
+        if not least_loaded:
+            return Group(inline[:1])
+        under_way = Counter(call.peer for call in list(inline[0]._worker.calls.pending.values()))
+        return Group([min(inline, key=lambda member: under_way[member._handle.owner])])
 
     def scatter(self, shares: Sequence[Any]) -> Group:
         """Returns the same members, each of which gets its own share as the call's first argument.
@@ -105,6 +120,28 @@ class Group(Sequence[RRef[Any]]):
     def tell(self) -> Any:
         """Returns a proxy: `group.tell().method(*args)` has all members' method called, and waits for nothing."""
         return _GroupProxy(lambda *call: (self._send("tell", UNSET_RPC_TIMEOUT, *call), None)[1])
+
+    def stream(self, timeout: float = UNSET_RPC_TIMEOUT, window: int = WINDOW) -> Any:
+        """Returns a proxy: `group.stream().method(*args)` streams from all members at once, and returns a GroupStream:
+        `for member, item in group.stream().rollout(100)` has the items as they come.
+
+        Arguments: see `RRef.stream`; the window is each member's own.
+        """
+        check_seconds(timeout)
+        check_window(window)
+        return _GroupProxy(lambda *call: self._stream(timeout, window, *call))
+
+    def _stream(
+        self, timeout: float, window: int, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> GroupStream:
+        streams: list[Stream[Any] | Exception] = []
+        for i, member in enumerate(self._members):
+            own = args if self._shares is None else (self._shares[i], *args)
+            try:
+                streams.append(getattr(member.stream(timeout, window), name)(*own, **kwargs))
+            except WorkerLostError as e:
+                streams.append(e)
+        return GroupStream(self._members, streams, timeout)
 
     def _call(self, timeout: float, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> GroupFuture:
         if self._shares is None:
@@ -159,31 +196,18 @@ class GroupFuture(Future[Any]):
         for i, future in enumerate(self._futures):
             future.add_done_callback(lambda done, i=i: self._one(i, done))  # type: ignore[misc]
         if not self._futures and first:
-            self.set_exception(GroupError("an empty group has no first answer: it has no members"))
+            nobody = IndexError("the group is empty")
+            self.set_exception(GroupError("an empty group has no first answer: it has no members", [nobody]))
         elif not self._futures:
             self.set_result([])
 
-    def as_completed(self, timeout: float = UNSET_RPC_TIMEOUT) -> Iterator[tuple[RRef[Any], Future[Any]]]:
-        """Yields each member with its future, in the order in which they are done.
+    def as_completed(self, timeout: float = UNSET_RPC_TIMEOUT) -> AsCompleted:
+        """Yields each member with its future, in the order in which they are done; by `for` or `async for`.
 
         Arguments:
             timeout: seconds for each next one; default: the call's own limit.
         """
-        queue: list[int] = []
-        steps: list[Future[None]] = [Future() for _ in self._futures]
-        for step in steps:
-            step._worker = self._worker
-        turn = itertools.count()
-
-        def note(i: int) -> None:
-            queue.append(i)
-            steps[next(turn)].set_result(None)
-
-        for i, future in enumerate(self._futures):
-            future.add_done_callback(lambda _, i=i: note(i))  # type: ignore[misc]
-        for n, step in enumerate(steps):
-            step.wait(timeout)
-            yield self._members[queue[n]], self._futures[queue[n]]
+        return AsCompleted(self._members, self._futures, self._worker, timeout)
 
     def _one(self, i: int, done: Future[Any]) -> None:
         with self._door:
@@ -209,3 +233,45 @@ class GroupFuture(Future[Any]):
     def _cancel_members(self) -> None:
         for future in self._futures:
             future.cancel()
+
+
+class AsCompleted(Iterator[tuple[RRef[Any], Future[Any]]], AsyncIterator[tuple[RRef[Any], Future[Any]]]):
+    """The members of a group's call with their futures, in the order in which they are done.
+
+    `as_completed()` makes it. Where the next one takes longer than `timeout`, RPCTimeoutError is raised, and it may be
+    asked for again.
+    """
+
+    def __init__(
+        self, members: Sequence[RRef[Any]], futures: Sequence[Future[Any]], worker: Worker | None, timeout: float
+    ) -> None:
+        check_seconds(timeout)
+        self._members, self._futures, self._timeout = members, futures, timeout
+        self._done: list[int] = []
+        self._steps: list[Future[None]] = [Future() if worker is None else Future._of(worker) for _ in futures]
+        self._next = 0
+        turn = itertools.count()
+
+        def note(i: int) -> None:
+            self._done.append(i)
+            self._steps[next(turn)].set_result(None)
+
+        for i, future in enumerate(futures):
+            future.add_done_callback(lambda _, i=i: note(i))  # type: ignore[misc]
+
+    def __next__(self) -> tuple[RRef[Any], Future[Any]]:
+        if self._next == len(self._steps):
+            raise StopIteration
+        self._steps[self._next].wait(self._timeout)
+        return self._take()
+
+    async def __anext__(self) -> tuple[RRef[Any], Future[Any]]:
+        if self._next == len(self._steps):
+            raise StopAsyncIteration
+        await Within(self._steps[self._next], self._timeout)
+        return self._take()
+
+    def _take(self) -> tuple[RRef[Any], Future[Any]]:
+        which = self._done[self._next]
+        self._next += 1
+        return self._members[which], self._futures[which]

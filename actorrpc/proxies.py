@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from actorrpc.rref import RRef
     from actorrpc.services.handles import Dressed, OwnerHandle, UserHandle
 
-_ASKED = frozenset((ASYNC_MARK, "__func__", "__name__", "__qualname__", "__torch_function__", "__wrapped__"))
+ASKED = frozenset((ASYNC_MARK, "__func__", "__name__", "__qualname__", "__torch_function__", "__wrapped__"))
 """Attributes that Python, torch and this library look for on anything callable; no proxy has them."""
 
 
@@ -32,7 +32,7 @@ class Proxy:
         self._ref, self._verb, self._timeout = ref, verb, timeout
 
     def __getattr__(self, name: str) -> ProxyMethod:
-        if name in _ASKED:
+        if name in ASKED:
             raise AttributeError(name)
         return ProxyMethod(self._ref, self._verb, self._timeout, name)
 
@@ -162,3 +162,20 @@ def failed_future(error: Exception) -> Future[Any]:
     future: Future[Any] = Future()
     future.set_exception(error)
     return future
+
+
+def body_of(
+    func: Callable[..., Any], args: tuple[Any, ...] | list[Any] | None, kwargs: dict[str, Any] | None
+) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+    """Returns what a call of a function says: the function, its arguments, its keywords.
+
+    Raises:
+        TypeError: one of them is none.
+    """
+    if not callable(func):
+        raise TypeError(f"func must be callable, not {func!r} of type {type(func).__name__}")
+    if not (args is None or isinstance(args, (tuple, list))):
+        raise TypeError(f"args must be a tuple, not {type(args).__name__}; for one argument write args=(x,)")
+    if not (kwargs is None or isinstance(kwargs, dict)):
+        raise TypeError(f"kwargs must be a dict, not {type(kwargs).__name__}")
+    return func, tuple(args) if args else (), kwargs or {}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from actorrpc.actor import Actor
 from actorrpc.errors import ActorGoneError
 from actorrpc.runtime.handling import here
+from actorrpc.services.loop import loop_of
 from actorrpc.workers import check_name
 from actorrpc.world import World
 
@@ -140,6 +141,8 @@ def play(session: Session, part: Part) -> Any:
     here.handling = handling = cell.enter()
     cell.open(actor.concurrency)
     try:
+        if inspect.iscoroutinefunction(main):
+            return loop_of(session.worker).run(main(), handling)
         return main()
     finally:
         here.handling = None

@@ -20,7 +20,7 @@ from actorrpc.options import (
 )
 from actorrpc.process import foreign, process, set_foreign
 from actorrpc.profiling import span
-from actorrpc.proxies import failed_future
+from actorrpc.proxies import body_of, failed_future
 from actorrpc.runtime.completion import check_seconds
 from actorrpc.runtime.futures import Future
 from actorrpc.runtime.handling import here
@@ -298,7 +298,7 @@ def rpc_sync(
         BaseException: what the function raised, with its remote traceback as the cause.
     """
     worker = current().worker
-    body, number = _body(func, args, kwargs), resolve(worker, to)
+    body, number = body_of(func, args, kwargs), resolve(worker, to)
     with span("rpc_sync", func, worker, number):
         return worker.wait_result(worker.request(number, EXECUTOR, body, timeout, func, bounded=True))
 
@@ -322,7 +322,7 @@ def rpc_async(
 
     Tensors over 256 KiB are not copied before they leave: leave them unchanged until the future is done.
     """
-    worker, body = current().worker, _body(func, args, kwargs)
+    worker, body = current().worker, body_of(func, args, kwargs)
     number = resolve(worker, to)
     with span("rpc_async", func, worker, number):
         try:
@@ -357,7 +357,7 @@ def remote(
     function raised, RPCTimeoutError, WorkerLostError, DeserializationError.
     """
     session = current()
-    func, args, kwargs = _body(func, args, kwargs)
+    func, args, kwargs = body_of(func, args, kwargs)
     number = resolve(session.worker, to)
     with span("remote", func, session.worker, number):
         return rref.make(session, number, func, args, kwargs, timeout)
@@ -386,15 +386,3 @@ def get_rpc_timeout() -> float:
         NotAMemberError: this process is in no world.
     """
     return current().worker.timeout
-
-
-def _body(
-    func: Callable[..., Any], args: tuple[Any, ...] | list[Any] | None, kwargs: dict[str, Any] | None
-) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
-    if not callable(func):
-        raise TypeError(f"func must be callable, not {func!r} of type {type(func).__name__}")
-    if not (args is None or isinstance(args, (tuple, list))):
-        raise TypeError(f"args must be a tuple, not {type(args).__name__}; for one argument write args=(x,)")
-    if not (kwargs is None or isinstance(kwargs, dict)):
-        raise TypeError(f"kwargs must be a dict, not {type(kwargs).__name__}")
-    return func, tuple(args) if args else (), kwargs or {}

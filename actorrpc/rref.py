@@ -19,6 +19,7 @@ from actorrpc.services.handles import OwnerHandle, UserHandle
 from actorrpc.services.ids import CREATOR, EXECUTOR, OWN_NUMBER, ROOT
 from actorrpc.services.objects import Objects
 from actorrpc.session import Session, current
+from actorrpc.streams import WINDOW, StreamProxy
 from actorrpc.wire.codec import reading, writing
 from actorrpc.workers import info_of
 
@@ -251,6 +252,19 @@ class RRef(Generic[T]):
         nothing. What it raises goes to the owner's log.
         """
         return Proxy(self, "tell", UNSET_RPC_TIMEOUT)
+
+    def stream(self, timeout: float = UNSET_RPC_TIMEOUT, window: int = WINDOW) -> Any:
+        """Returns a proxy: `ref.stream().method(*args)` calls a generator method (an async one, or one that returns
+        anything to iterate over) and returns the Stream of its items: `for item in ref.stream().rollout(100)`.
+
+        An actor serves other messages between two items.
+
+        Arguments:
+            timeout: seconds for each wait for an item; 0 for ever; below 0 (the default) the worker's own.
+            window: how many items are made ahead of the one that is asked for; 0: none.
+        """
+        check_seconds(timeout)
+        return StreamProxy(self, timeout, window)
 
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("_"):

@@ -30,6 +30,8 @@ from actorrpc.services.directory import Member
 from actorrpc.services.elastic import Elastic
 from actorrpc.services.herald import Herald
 from actorrpc.services.leaks import Leaks
+from actorrpc.services.loop import Loop
+from actorrpc.services.names import Names
 from actorrpc.services.objects import Objects
 from actorrpc.services.roster import Hello, versions_here
 from actorrpc.services.sealed import SealedStore
@@ -76,6 +78,7 @@ class Session:
         Autograd(worker)
         self.member = Member(worker)
         Herald(worker)
+        self.names = Names(worker)
         self.launched = False
         """Whether `launch` looks after its end."""
         self._shield = InterruptShield()
@@ -173,7 +176,10 @@ class Session:
         self.close(linger, patience)
 
     def wind_up(self) -> None:
-        """Does what a graceful end does once nothing is under way: actors are stopped, leaks are reported."""
+        """Does what a graceful end does once nothing is under way: names are forgotten, leaks are reported, actors are
+        stopped.
+        """
+        self.names.close()
         if self.objects.leaks is not None:
             self.objects.leaks.report()
         released = self.objects.released
@@ -183,6 +189,9 @@ class Session:
 
     def close(self, linger: float, patience: float = 5.0) -> None:
         """Frees everything."""
+        loop: Loop | None = self.worker.services.get(Loop)
+        if loop is not None:
+            loop.stop(patience)
         self.objects.close()
         self.worker.stop(patience, linger)
         self.objects.close()  # of what a handler has made meanwhile, too

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from actorrpc.errors import NotAMemberError
@@ -18,6 +19,21 @@ if TYPE_CHECKING:
     from actorrpc.session import Session
     from actorrpc.watching import Told
     from actorrpc.workers import WorkerInfo
+
+
+@dataclass(frozen=True)
+class ActorInfo:
+    """What the world knows of a named actor.
+
+    Attributes:
+        name: its name.
+        worker: where it lives.
+        incarnation: the how manieth it is of this name, from 1.
+    """
+
+    name: str
+    worker: WorkerInfo
+    incarnation: int
 
 
 class World:
@@ -48,6 +64,17 @@ class World:
             if record.role:
                 counts[record.role] = counts.get(record.role, 0) + 1
         return counts
+
+    @property
+    def actors(self) -> dict[str, ActorInfo]:
+        """The named actors."""
+        worker = self._session.worker
+        found = self._session.names.all()
+        return {
+            name: ActorInfo(name, info_of(worker.peers[known.owner].record), known.incarnation)
+            for name, known in found.items()
+            if known.owner in worker.peers
+        }
 
     def role(self, name: str) -> Group:
         """Returns the members of a role, in order of their index.
@@ -83,6 +110,15 @@ class World:
             return self.role(name)
         except NotAMemberError as e:
             raise AttributeError(str(e)) from None
+
+
+def role(name: str) -> Group:
+    """Returns the members of a role, in order of their index, as `world.role(name)` does in an actor; in any worker.
+
+    Raises:
+        NotAMemberError: there is no such role, or this process is in no world.
+    """
+    return World(current()).role(name)
 
 
 def _root(session: Session, owner: int) -> RRef[Any]:

@@ -140,10 +140,7 @@ def test_a_program_of_the_readme_runs(title: str, tmp_path: Path) -> None:
     (block,) = re.findall(r"^```python\n(.*?)^```", section_of("README.md", title), re.MULTILINE | re.DOTALL)
     program = tmp_path / "program.py"
     program.write_text(block.replace("29500", str(free_port())))
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, str(program)], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240
-    )
+    done = run_program(program)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
     assert "Error" not in done.stderr
@@ -171,3 +168,30 @@ def test_the_rules_of_the_page_on_testing_are_all_there_are() -> None:
     exec(block, {})
     rules = {name for name in vars(Faults) if not name.startswith("_")} - {"judge", "altered", "seed", "active", "done"}
     assert {row[0].strip("`") for row in rows_of(text)} == rules
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_page_of_actors_is_a_program_that_runs(tmp_path: Path) -> None:
+    page = (ROOT / "docs/actors.md").read_text()
+    program = tmp_path / "program.py"
+    program.write_text("\n\n".join(re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)))
+    done = run_program(program)
+    assert done.returncode == 0, done.stderr
+    assert "Error" not in done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0] == "('A', ['B', 'C'], ['A', 'D'])"
+    steps = ast.literal_eval(lines[1])
+    assert [step for _, step in steps] == list(range(6))
+    assert steps[-1][0] >= 3  # of weights that were set between two items
+    assert lines[2] == "10"
+    assert re.search(r", 6, \(\('simulator:1',\), \[<class 'ValueError'>\]\)", lines[-2])
+    assert lines[-1] == "{'learner': 1, 'simulator': 3}"
+
+
+def run_program(program: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, str(program)],
+        cwd=program.parent, env=environment, capture_output=True, text=True, timeout=240,
+    )  # fmt: skip

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
 import time
 from typing import Any
 
 import pytest
+import torch
 
 import actorrpc as rpc
 from tests.checks import Checks, options
@@ -36,6 +39,12 @@ class Member(rpc.Actor):
         if self.index in who:
             raise ValueError(f"{self.index} was told to fail")
         return self.index
+
+    def fail_with_the_others(self, who: list[int]) -> None:
+        self.world.member.rpc_sync().fail_if(who)
+
+    def role_here(self) -> list[str]:
+        return [ref.owner_name() for ref in rpc.role("member")]
 
     def fail_late_if(self, who: list[int], seconds: list[float]) -> int:
         time.sleep(seconds[self.index])
@@ -92,6 +101,20 @@ def an_unknown_role_is_an_error_that_names_the_known_ones(driver: Driver) -> Non
     assert not hasattr(driver.world, "_ipython_display_")
 
 
+@check
+def a_role_is_found_from_any_worker_without_an_actor(driver: Driver) -> None:
+    assert [ref.owner_name() for ref in rpc.role("member")] == [f"member:{i}" for i in range(4)]
+    assert rpc.role("member").rpc_sync().number() == [0, 1, 2, 3]
+    assert rpc.rpc_sync("member:2", names_of_role, args=("member",)) == [f"member:{i}" for i in range(4)]
+    assert driver.group[3].rpc_sync().role_here() == [f"member:{i}" for i in range(4)]
+    with pytest.raises(rpc.NotAMemberError, match=r"no role 'members'.*driver, member"):
+        rpc.role("members")
+
+
+def names_of_role(name: str) -> list[str]:
+    return [ref.owner_name() for ref in rpc.role(name)]
+
+
 # --- calls ------------------------------------------------------------------------------------------------------------
 
 
@@ -139,6 +162,43 @@ def errors_name_the_members_and_hold_their_exceptions(driver: Driver) -> None:
         future.wait()
     with pytest.raises(rpc.GroupError, match="no_such_method"):
         driver.group.rpc_sync().no_such_method()
+
+
+@check
+def errors_are_an_exception_group_that_can_be_split(driver: Driver) -> None:
+    with pytest.raises(rpc.GroupError) as caught:
+        driver.group.rpc_sync().fail_if([1, 3])
+    error = caught.value
+    assert isinstance(error, rpc.ActorRPCError)
+    if sys.version_info >= (3, 11):
+        assert isinstance(error, ExceptionGroup)  # noqa: F821
+    assert [type(e) for e in error.exceptions] == [ValueError, ValueError]
+    first, rest = error.split(lambda e: isinstance(e, ValueError) and "1 was told" in str(e))
+    assert isinstance(first, rpc.GroupError)
+    assert isinstance(rest, rpc.GroupError)
+    assert (first.names, rest.names) == (("member:1",), ("member:3",))
+    assert error.split(KeyError)[0] is None
+    assert rest.size == 4
+    assert isinstance(first.exceptions[0].__cause__, BaseException)
+
+
+@check
+def a_groups_error_travels_with_its_members(driver: Driver) -> None:
+    with pytest.raises(rpc.GroupError, match="2 of 4") as caught:
+        driver.group[0].rpc_sync().fail_with_the_others([1, 3])
+    assert caught.value.names == ("member:1", "member:3")
+    assert caught.value.size == 4
+    assert [str(e) for _, e in caught.value.errors] == ["1 was told to fail", "3 was told to fail"]
+    assert "fail_with_the_others" in str(caught.value.__cause__)
+
+
+@check
+def a_groups_error_does_not_lose_its_members_in_a_callback(driver: Driver) -> None:
+    future = driver.group.rpc_async().fail_if([2])
+    with pytest.raises(rpc.GroupError, match="1 of 4") as caught:
+        torch.futures.wait_all([future])
+    assert caught.value.names == ("member:2",)
+    assert [str(e) for e in caught.value.exceptions] == ["2 was told to fail"]
 
 
 @check
@@ -236,6 +296,20 @@ def picks_of_a_role_go_round_though_each_look_makes_a_new_group(driver: Driver) 
 
 
 @check
+def the_least_loaded_member_can_be_picked(driver: Driver) -> None:
+    group = driver.group[:]
+    busy = [group[i].rpc_async().answer_after([0.4] * 4) for i in (0, 1, 3, 3)]
+    assert [group.pick(least_loaded=True)[0].owner_name() for _ in range(3)] == ["member:2"] * 3
+    more = [group[2].rpc_async().answer_after([0.4] * 4) for _ in range(2)]
+    assert {group.pick(least_loaded=True)[0].owner_name() for _ in range(8)} == {"member:0", "member:1"}
+    for future in busy + more:
+        future.wait()
+    assert len({group.pick(least_loaded=True)[0].owner_name() for _ in range(4)}) == 4
+    with pytest.raises(IndexError, match="empty group"):
+        driver.group[4:].pick(least_loaded=True)
+
+
+@check
 def scatter_gives_each_member_its_own_first_argument(driver: Driver) -> None:
     driver.group.rpc_sync().take()
     assert driver.group.scatter("abcd").rpc_sync().note("same", key=1) == [0, 1, 2, 3]
@@ -273,6 +347,24 @@ def as_completed_yields_in_the_order_of_the_answers(driver: Driver) -> None:
     assert order == [(f"member:{i}", i) for i in (1, 3, 2, 0)]
     assert future.wait() == [0, 1, 2, 3]
     assert sorted(one.wait() for _, one in future.as_completed()) == [0, 1, 2, 3]
+
+
+@check
+def as_completed_can_be_awaited(driver: Driver) -> None:
+    async def body() -> list[object]:
+        future = driver.group.rpc_async().answer_after([0.3, 0.0, 0.15, 0.6])
+        following = future.as_completed(timeout=0.1)
+        found: list[object] = [(await following.__anext__())[1].value()]
+        while len(found) < 4:
+            try:
+                async for _, one in following:
+                    found.append(one.value())
+            except rpc.RPCTimeoutError:
+                continue
+        assert await future == [0, 1, 2, 3]
+        return found
+
+    assert asyncio.run(body()) == [1, 2, 0, 3]
 
 
 @check

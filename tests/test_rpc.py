@@ -439,19 +439,13 @@ def generate() -> Iterator[int]:
     yield 1
 
 
-async def coroutine() -> int:
-    return 1
-
-
 @inside
 def test_results_that_cannot_be_written_or_read_end_the_call_soon() -> None:
     with raised_within(2.0):
         with pytest.raises(rpc.SerializationError, match=r"lock"):
             rpc.rpc_sync(OTHER, give_lock)
-        with pytest.raises(rpc.SerializationError, match=r"generator"):
+        with pytest.raises(rpc.SerializationError, match=r"generator.*stream\(\)"):
             rpc.rpc_sync(OTHER, generate)
-        with pytest.raises(rpc.SerializationError, match=r"coroutine"):
-            rpc.rpc_sync(OTHER, coroutine)
         with pytest.raises(rpc.DeserializationError, match="it does not load") as caught:
             rpc.rpc_sync(OTHER, give_unloadable)
         assert isinstance(caught.value.__cause__, OSError)

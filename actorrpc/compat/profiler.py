@@ -18,7 +18,7 @@ import torch.distributed.rpc
 from torch.autograd import profiler_legacy, profiler_util
 from torch.distributed.rpc import server_process_global_profiler
 
-from actorrpc import profiling, proxies, rpc
+from actorrpc import profiling, proxies
 from actorrpc.compat import scripted
 from actorrpc.compat.recorder import Collection, Noted, Recorded, RecordedMethod, _order, local
 from actorrpc.compat.tapes import Tape
@@ -63,7 +63,7 @@ def call(plain: Callable[..., Any], to: Any, func: Any, args: Any, kwargs: Any, 
         to, func, args, kwargs, timeout: for it.
     """
     worker = current().worker
-    func, args, kwargs = rpc._body(func, args, kwargs)
+    func, args, kwargs = proxies.body_of(func, args, kwargs)
     number, name = resolve(worker, to), profiling.name_of(func)
     token = worker.id, next(_numbers)
     assert local.collection is not None

@@ -13,8 +13,8 @@ from actorrpc.nn import interfaces
 from actorrpc.nn.devices import parse
 from actorrpc.nn.methods import Description, Generated, Methods, describe
 from actorrpc.options import UNSET_RPC_TIMEOUT
-from actorrpc.proxies import call_method
-from actorrpc.rpc import _body, rpc_async, rpc_sync
+from actorrpc.proxies import body_of, call_method
+from actorrpc.rpc import rpc_async, rpc_sync
 from actorrpc.rref import RRef
 from actorrpc.session import current
 from actorrpc.wire.codec import writing
@@ -86,7 +86,7 @@ class RemoteModule(nn.Module):
                 f"module_cls must be a class of modules, or a function that returns one, not {maker!r}; "
                 f"RemoteModule.init_from_module_rref takes a module that exists already"
             )
-        what = *_body(module_cls, args, kwargs), device, _module_interface_cls
+        what = *body_of(module_cls, args, kwargs), device, _module_interface_cls
         ref, description, training = rpc_sync(owner, _make, args=what)
         self._fill(device, ref, Methods(description, _module_interface_cls), training)
 

@@ -80,8 +80,9 @@ class MailboxCell:
             return (Lane.FREE, self._refuse, message)
         if not turns:
             return None
-        self.start(turns[1:])
-        return (Lane.HANDLER, self._perform, turns[0])
+        if len(turns) > 1:
+            self.start(turns[1:])
+        return (Lane.HANDLER, self.perform, turns[0])
 
     def open(self, concurrency: int) -> None:
         """Lets messages in from now on."""
@@ -92,14 +93,28 @@ class MailboxCell:
         for message in self.mailbox.close():
             self._refuse(message)
 
-    def start(self, turns: Iterable[Turn[Message]]) -> None:
+    @staticmethod
+    def start(turns: Iterable[Turn[Message]]) -> None:
         """Sends turns on their way: new ones to the pool, returning ones back to their threads."""
         for turn in turns:
             if turn.gate is not None:
                 gate, turn.gate = turn.gate, None
                 gate.open()
             else:
-                self._worker.crew.submit((Lane.HANDLER, self._perform, turn))
+                message = turn.message
+                assert message is not None
+                cell = message.cell  # its own: several may share a mailbox
+                assert isinstance(cell, MailboxCell)
+                message.worker.crew.submit((Lane.HANDLER, cell.perform, turn))
+
+    def finish(self, turn: Turn[Message]) -> None:
+        """Ends a message's turn: on the thread that ran it or, where that was taken over (`message.turn` is None when
+        the handler returns), when whoever took it says so.
+        """
+        message = turn.message
+        assert message is not None
+        turn.message = message.turn = None
+        self.start(self.mailbox.finish(turn))
 
     def enter(self) -> Handling:
         """Begins the turn of the actor's `main` on the present thread; see `leave`."""
@@ -110,16 +125,18 @@ class MailboxCell:
         assert handling.turn is not None
         self.start(self.mailbox.finish(handling.turn))
 
-    def _perform(self, turn: Turn[Message]) -> None:
+    def perform(self, turn: Turn[Message]) -> None:
+        """Runs the message whose turn it is, on the present thread."""
         message = turn.message
         assert message is not None
         message.turn = turn
         try:
             self._worker.perform(message)
         finally:
-            turn.message = message.turn = None
+            taken = message.turn is None
             del message
-            self.start(self.mailbox.finish(turn))
+            if not taken:
+                self.finish(turn)
 
     def _tell_limits(self, who: tuple[int, int, int]) -> None:
         """Tells a caller how much it may have under way; what it has sent by now may be more."""

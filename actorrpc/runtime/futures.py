@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 
-from actorrpc.errors import CancelledError, GroupError, RemoteError, RPCTimeoutError, SerializationError
+from actorrpc.errors import GROUPS, CancelledError, RemoteError, RPCTimeoutError, SerializationError
+from actorrpc.runtime import awaiting
 from actorrpc.runtime.clock import LockGate
 from actorrpc.runtime.completion import Call, Completion, Waiter, check_seconds, describe
 from actorrpc.runtime.handling import here, in_context
@@ -28,7 +29,7 @@ from actorrpc.wire.exposed import exposed
 from actorrpc.wire.failures import ORIGINAL
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
     from types import TracebackType
 
     from actorrpc.runtime.worker import Worker
@@ -108,12 +109,33 @@ class Future(torch.futures.Future, Generic[T]):  # type: ignore[type-arg]
         value: T = self._value
         return value
 
+    def __await__(self) -> Generator[Any, None, T]:
+        """Waits for the result in a coroutine, on whichever asyncio loop; raises as `wait` does. A task that is
+        cancelled in this wait leaves the future as it is.
+        """
+        return self._awaited(-1.0)
+
+    def _awaited(self, timeout: float) -> Generator[Any, None, T]:
+        core = self._core
+        try:
+            if not (yield from awaiting.until(core, timeout)):
+                raise self._too_late(timeout)
+        finally:
+            if core.done and not self._settled:  # also where the task is cancelled: nobody else may be about to
+                self._settle()
+        if self._error is not None:
+            raise self._error.with_traceback(self._trace)
+        value: T = self._value
+        return value
+
     def _await(self, timeout: float) -> None:
         core = self._core
         worker = self._worker
         handling = here.handling
         if worker is None and handling is not None:
             worker = handling.worker
+        if core.done and handling is not None and handling.turn is awaiting.NO_TURN:
+            return  # it blocks nobody
         now = worker.clock.now if worker is not None else None
         limit = core.deadline if isinstance(core, Call) else None
         if worker is None or now is None:
@@ -387,14 +409,20 @@ def _bare_copy(error: BaseException, depth: int = 8) -> BaseException:
     if original is not None:
         return as_torch_raises(_bare_copy(original, depth))
     try:
-        made = copy.copy(error)
+        made = _copied_group(error, depth) if isinstance(error, GROUPS) else copy.copy(error)
     except Exception:  # an exception class of the user's that cannot be copied
         made = RemoteError(f"{type(error).__qualname__}: {error}", type_name=type(error).__qualname__)
     cause = error.__cause__
     made.__cause__ = _bare_copy(cause, depth - 1) if cause is not None and depth else None
-    if isinstance(made, GroupError):
-        made.errors = [(name, _bare_copy(e, depth - 1)) for name, e in made.errors] if depth else []
     return made.with_traceback(None)
+
+
+def _copied_group(group: Any, depth: int) -> BaseException:
+    kept = [_bare_copy(e, depth - 1) for e in group.exceptions] if depth else [RemoteError("left out")]
+    kind: Any = type(group)
+    made: BaseException = kind.__new__(kind, group.message, kept)
+    made.__dict__.update(vars(group))
+    return made
 
 
 @exposed

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from actorrpc.runtime.cells import MailboxCell
 from actorrpc.runtime.completion import Completion, Waiter
 from actorrpc.runtime.handling import here
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from actorrpc.runtime.crew import Crew
     from actorrpc.runtime.worker import Worker
 
@@ -38,7 +37,7 @@ class Patience:
             return True
         waiter = Waiter(worker.clock.gate())
         waiter.mailbox, waiter.turn = mailbox, turn
-        self._start(mailbox.suspend(turn, what.number if what.done else None))
+        MailboxCell.start(mailbox.suspend(turn, what.number if what.done else None))
         try:
             done = what.done or worker.crew.wait(what, deadline, waiter, lead=lead)
             back = _Return(worker.crew)
@@ -46,23 +45,14 @@ class Patience:
             if turn in ready:
                 ready.remove(turn)
                 turn.gate = None
-                self._start(ready)
+                MailboxCell.start(ready)
             else:
-                self._start(ready)
+                MailboxCell.start(ready)
                 worker.crew.wait(back, None, Waiter(worker.clock.gate()))
         except BaseException:
             mailbox.force(turn)
             raise
         return done
-
-    @staticmethod
-    def _start(turns: Sequence[Any]) -> None:
-        for turn in turns:
-            if turn.gate is not None:
-                gate, turn.gate = turn.gate, None
-                gate.open()
-            else:
-                turn.message.cell.start((turn,))
 
 
 class _Return(Completion):

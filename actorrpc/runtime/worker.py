@@ -97,6 +97,8 @@ class Worker:
         """Records the tensors of messages that belong to an autograd context."""
         self.around: Callable[[Callable[..., Any], Any, Any], Any] | None = None
         """Calls, with their arguments, the functions and methods that others ask for; None where nobody looks on."""
+        self.afoot: set[object] = set()
+        """Handlers that are in progress on no thread of the pool: coroutines."""
         self.services: dict[type, Any] = {}
         """What is installed here, by type, for those who only know the worker."""
         self.crew = Crew(record.name, transport, clock, self._route, threads)
@@ -480,7 +482,7 @@ class Worker:
     @property
     def quiet(self) -> bool:
         """Whether no call is pending and no handler runs or is queued."""
-        return not self.calls.pending and self.crew.quiet and not self.calls.loose_ends
+        return not (self.calls.pending or self.afoot or self.calls.loose_ends) and self.crew.quiet
 
     def statistics(self) -> dict[str, int]:
         """Returns counts: pending calls, actors, peers dialled, threads, running and queued handlers, limits."""

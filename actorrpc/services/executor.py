@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from types import CoroutineType
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,6 +11,7 @@ from actorrpc.errors import SerializationError, WrongResultError
 from actorrpc.runtime.cells import ServiceCell
 from actorrpc.runtime.lanes import Lane
 from actorrpc.services.ids import EXECUTOR
+from actorrpc.services.loop import loop_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
 ASYNC_MARK = "_wrapped_async_rpc_function"
 """The attribute by which `functions.async_execution` marks a function; torch's name, so that its marks count too."""
+
+_UNDER_WAY: Any = (CoroutineType, GeneratorType, AsyncGeneratorType, torch._C.Future)
+"""Results that have only begun."""
 
 
 def install(worker: Worker) -> None:
@@ -50,7 +54,7 @@ def invoke(
 
     Raises:
         WrongResultError: a function marked as asynchronous returned something else than a Future.
-        SerializationError: it returned what only such a function may: a Future, a coroutine.
+        SerializationError: it returned what only such a function may, a Future; or a generator.
         BaseException: what the function raised.
     """
     mark = function if mark is None else mark
@@ -58,22 +62,40 @@ def invoke(
     result = function(*args, **kwargs) if around is None else around(function, args, kwargs)
     if is_async(mark):
         _deliver(message, mark, result, give)
+    elif isinstance(result, _UNDER_WAY):
+        _take_up(message, function, result, give)
     else:
-        if isinstance(result, CoroutineType):
-            result.close()
-            name = getattr(function, "__qualname__", repr(function))
-            raise SerializationError(
-                f"{name} is an async function, and nobody here would run its coroutine; "
-                f"a function that answers later returns a Future and is marked with functions.async_execution"
-            )
-        if isinstance(result, torch._C.Future) and message.wants_answer and message.kept is None:
-            name = getattr(function, "__qualname__", repr(function))
-            raise SerializationError(
-                f"{name} returned a Future, which stays where it is (Can not pickle torch.futures.Future); mark {name} "
-                f"with functions.async_execution, and the call is answered when the future is done (the mark goes "
-                f"above torch.jit.script, below staticmethod)"
-            )
         give(result)
+
+
+def _take_up(message: Message, function: object, result: Any, give: Callable[[Any], None]) -> None:
+    """Gives what a function's result comes to, where that is a coroutine.
+
+    Raises:
+        SerializationError: it is something else that has only begun, and is to stay where it is.
+    """
+    if isinstance(result, CoroutineType):
+        try:
+            loop = loop_of(message.worker)
+        except BaseException:
+            result.close()
+            raise
+        loop.answer(message, result, give)
+        return
+    if message.kept is None and not isinstance(result, torch._C.Future):
+        name = getattr(function, "__qualname__", repr(function))
+        raise SerializationError(
+            f"{name} returned a generator, which stays where it is: call it through stream(), and its items come one "
+            f"after the other (for item in ref.stream().{getattr(function, '__name__', name)}(...))"
+        )
+    if message.kept is None and message.wants_answer:
+        name = getattr(function, "__qualname__", repr(function))
+        raise SerializationError(
+            f"{name} returned a Future, which stays where it is (Can not pickle torch.futures.Future); mark {name} "
+            f"with functions.async_execution, and the call is answered when the future is done (the mark goes "
+            f"above torch.jit.script, below staticmethod)"
+        )
+    give(result)
 
 
 def is_async(function: object) -> bool:

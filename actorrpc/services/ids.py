@@ -18,6 +18,8 @@ ELASTIC = ActorId(SYSTEM, 7)
 """Hears who comes into an elastic world and who is about to leave it."""
 HERALD = ActorId(SYSTEM, 8)
 """Tells and hears who is gone."""
+NAMES = ActorId(SYSTEM, 12)
+"""Knows actors by their names; rank 0's."""
 ROOT = ActorId(SYSTEM, 16)
 """The actor of a worker that was launched in a role."""
 OWN_NUMBER = 1 << 63

@@ -7,7 +7,6 @@ type's name, its text and its traceback, which always arrive.
 
 from __future__ import annotations
 
-import builtins
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
@@ -16,7 +15,7 @@ from typing import Any, Final, TypeAlias
 
 import torch
 
-from actorrpc.errors import DeserializationError, RemoteError, RemoteTraceback
+from actorrpc.errors import GROUPS, DeserializationError, RemoteError, RemoteTraceback
 from actorrpc.wire.codec import Codec, Frame
 
 Where: TypeAlias = str | Mapping[str, object]
@@ -28,8 +27,6 @@ ORIGINAL: Final = "_actorrpc_original"
 TEXT_LIMIT: Final = 1024 * 1024
 """Longer texts lose their middle."""
 _DEPTH: Final = 8  # of exception groups within groups; deeper ones become RemoteErrors
-
-_GROUPS: Any = getattr(builtins, "BaseExceptionGroup", ())  # Python 3.10 has none
 
 _Blob: TypeAlias = list[bytes] | None
 
@@ -154,7 +151,7 @@ def _failure(exc: BaseException, where: Where, codec: _Writer, depth: int) -> Fa
     if whole is not None and _survives(exc, whole, codec):
         return Failure(*_plain(failure), whole=whole)
     members = None
-    if isinstance(exc, _GROUPS) and depth:
+    if isinstance(exc, GROUPS) and depth:
         members = [
             [bytes(frame) for frame in codec.dumps(astuple(_failure(member, where, codec, depth - 1)))]
             for member in exc.exceptions
