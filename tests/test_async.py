@@ -147,6 +147,25 @@ class Single(rpc.Actor):
         return future.wait()
 
 
+class Patient(rpc.Actor, concurrency=2):
+    """Waits until it is cancelled, and counts that."""
+
+    def __init__(self) -> None:
+        self.begun = self.cancelled = self.ended = 0
+
+    async def wait(self) -> None:
+        self.begun += 1
+        try:
+            await asyncio.sleep(60)
+            self.ended += 1
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+
+    async def counts(self) -> tuple[int, int, int]:
+        return self.begun, self.cancelled, self.ended
+
+
 class Weight:
     def __init__(self) -> None:
         self.value = torch.ones(2, requires_grad=True)
@@ -308,6 +327,42 @@ async def _a_task_exits() -> None:
 
 
 # --- waits that would block -------------------------------------------------------------------------------------------
+
+
+@inside
+def test_a_coroutine_is_cancelled_with_its_call() -> None:
+    patient = Patient.spawn(OTHER)
+    future = patient.rpc_async().wait()
+    until(lambda: patient.rpc_sync().counts() == (1, 0, 0), 20)
+    assert future.cancel()
+    with pytest.raises(rpc.CancelledError):
+        future.wait()
+    until(lambda: patient.rpc_sync().counts() == (1, 1, 0), 20)
+
+    with pytest.raises(rpc.RPCTimeoutError):
+        patient.rpc_sync(timeout=0.3).wait()
+    until(lambda: patient.rpc_sync().counts() == (2, 2, 0), 20)
+
+
+def test_a_coroutine_whose_caller_is_lost_is_cancelled() -> None:
+    with World(3, strict=False) as world:
+        world.on(0, _lend_a_patient)
+        world.on(2, _wait_there)
+        until(lambda: world.on(0, _patients_counts) == (1, 0, 0), 20)
+        world.kill(2)
+        until(lambda: world.on(0, _patients_counts) == (1, 1, 0), 20)
+
+
+def _lend_a_patient() -> None:
+    Patient.spawn(OTHER, name="patient")
+
+
+def _wait_there() -> None:
+    rpc.get_actor("patient").rpc_async().wait()
+
+
+def _patients_counts() -> Any:
+    return rpc.get_actor("patient").rpc_sync().counts()
 
 
 @inside

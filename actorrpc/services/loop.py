@@ -87,12 +87,13 @@ class Loop:
 
         def done(value: Any, error: BaseException | None) -> None:
             self._answering.pop(message, None)
+            message.on_cancel = None
             try:
                 if error is None:
                     give(value)
             except BaseException as e:
                 error = e
-            if error is not None:
+            if error is not None and not message.answered:  # a cancelled one is answered at once
                 if message.kept is not None:
                     message.kept.fill(None, error)
                 message.fail(error)
@@ -110,6 +111,10 @@ class Loop:
             message.turn = turn
             self._answering.pop(message, None)
             raise
+        message.on_cancel = functools.partial(self.cancel, message)
+        if message.cancelled or message not in self._answering:  # before that could be seen; or it is over
+            self.cancel(message)
+            message.on_cancel = None
 
     def cancel(self, message: Message) -> None:
         """Cancels the coroutine that answers a message, if one does: CancelledError is raised where it awaits."""
