@@ -144,8 +144,7 @@ class Crew:
                 timeout = deadline - now()
                 if timeout <= 0:
                     return False
-            if self.stopping:
-                lead = False
+            lead = lead and not self.stopping
             if lead and not waiter.resigned and self._lead.acquire(False):
                 self._turns += 1
                 waiter.leading = _get_ident()
@@ -288,15 +287,12 @@ class Crew:
             self.active = True
             self.alarm()
 
-    def _take(self) -> Job | None:
-        with self._door:
-            return self._lanes.take()
-
     def _work(self, number: int) -> None:
         gate = self._clock.gate()
         self._place.hand = True
         while not self.stopping:
-            job = self._take()
+            with self._door:
+                job = self._lanes.take()
             if job is None and self._lead.acquire(False):
                 self._turns += 1
                 self._pool_leads = True
@@ -362,8 +358,7 @@ class Crew:
     def tick(self, now: float) -> bool:
         """Looks after free leadership and standstill. Returns whether it must be called again in a TICK."""
         gates: list[Gate | None] = []
-        busy = self._transport.holding
-        if busy:
+        if busy := self._transport.holding:
             self._transport.flush()
         with self._door:
             if not self._lead.locked():
