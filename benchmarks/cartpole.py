@@ -8,7 +8,6 @@ those of all observers together, per second in which the run was not stopped.
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import re
 import select
@@ -43,6 +42,7 @@ class Run:
         self.library, self.seconds, self.rate = library, 0.0, 0.0
         self._arguments = arguments
         self._training = False
+        self._began = 0.0
         self._text = ""
 
     def __enter__(self) -> Self:
@@ -105,20 +105,22 @@ class Run:
             raise SystemExit(f"{self.library} failed:\n{self._text}")
         self._text += data.decode()
         lines = self._text.splitlines()
-        self._training = any(x.startswith(_BEGINS) for x in lines) and not any(x.startswith(_ENDS) for x in lines)
+        begun, ended = (any(x.startswith(start) for x in lines) for start in (_BEGINS, _ENDS))
+        if begun and not self._began:
+            self._began = time.monotonic()
+        self._training = begun and not ended
 
     def _steps(self) -> float:
-        found = dict(re.findall(r"result (\w+)=([\d.]+)", self._text))
+        found = dict(re.findall(r"(\w+)=([\d.]+)", self._text))
         if "steps" in found:
             return float(found["steps"])
-        (rate, playing), = re.findall(r"speed steps_per_second=([\d.]+) while_playing=([\d.]+)", self._text)
-        raise SystemExit(f"{self.library} did not say how many steps it made ({rate}, {playing})")
+        return float(found["steps_per_second"]) * (time.monotonic() - self._began)  # the program's clock is not stopped
 
 
-def race(plan: Plan, steps: int = STEPS) -> Samples:
+def race(plan: Plan, steps: int = STEPS, observers: int = 1) -> Samples:
     """Runs the program under both, and returns their steps per second."""
     samples: Samples = {ROW.key: {library: [] for library in COMMANDS}}
-    arguments = ["--steps", str(steps), "--world_size", "2"]
+    arguments = ["--steps", str(steps), "--world_size", str(observers + 1)]
     for number in range(plan.rounds):
         say(f"CartPole: round {number + 1} of {plan.rounds}")
         with contextlib.ExitStack() as stack:
@@ -136,20 +138,22 @@ def race(plan: Plan, steps: int = STEPS) -> Samples:
     return samples
 
 
-def cartpole(plan: Plan, steps: int = STEPS) -> list[Result]:
+def cartpole(plan: Plan, steps: int = STEPS, observers: int = 1) -> list[Result]:
     """How fast a whole program is."""
-    return [result_of(ROW, race(plan, steps)[ROW.key])]
+    return [result_of(ROW, race(plan, steps, observers)[ROW.key])]
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = parser_for("benchmarks.cartpole", "Steps of CartPole per second.")
     parser.add_argument("--steps", type=int, default=STEPS, help=f"steps of a run, at least (default: {STEPS})")
+    parser.add_argument("--observers", type=int, default=1, help="processes that play (default: 1)")
     options = parser.parse_args(arguments)
     plan = plan_of(parser, options)
-    if options.steps < 1:
-        parser.error("--steps must be at least 1")
+    for name in ("steps", "observers"):
+        if getattr(options, name) < 1:
+            parser.error(f"--{name} must be at least 1")
     end_on_sigterm()
-    return report(functools.partial(cartpole, steps=options.steps)(plan), plan, options.json)
+    return report(cartpole(plan, options.steps, options.observers), plan, options.json)
 
 
 if __name__ == "__main__":

@@ -297,6 +297,7 @@ class Team:
 def processes_context() -> Any:
     """Returns where processes come from: a server that has imported both libraries, and has begun nothing."""
     os.environ["OMP_NUM_THREADS"] = "1"  # the processes inherit it
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # TensorPipe warns of every connection that ends
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
     return context
