@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from benchmarks import broadcast, calls, cartpole, memory, peers, start, tensors, train
-from benchmarks.pairs import end_on_sigterm
+from benchmarks.pairs import prepare
 from benchmarks.rows import parser_for, plan_of, report
 
 if TYPE_CHECKING:
@@ -35,10 +35,13 @@ def main(arguments: list[str] | None = None) -> int:
     )  # fmt: skip
     options = parser.parse_args(arguments)
     plan = plan_of(parser, options)
-    end_on_sigterm()
+    prepare()
     results: list[Result] = []
     for name in options.only or SECTIONS:
-        results += SECTIONS[name](plan)
+        found = SECTIONS[name](plan)
+        for result in found:
+            result.section = name
+        results += found
     return report(results, plan, options.json)
 
 

@@ -1,4 +1,4 @@
-"""The actors that are measured; apart from `benchmarks.traffic`, so that torch's processes need not import the library."""
+"""The actors that are measured; apart, so that torch's processes need not import the library."""
 
 from __future__ import annotations
 

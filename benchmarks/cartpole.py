@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.pairs import PATIENCE, Plan, Samples, end_on_sigterm, free_port, say
+from benchmarks.pairs import PATIENCE, Plan, Samples, free_port, prepare, say
 from benchmarks.rows import Result, Row, parser_for, plan_of, report, result_of
 
 if TYPE_CHECKING:
@@ -68,10 +68,10 @@ class Run:
         assert self._process.stdout is not None
         self._process.stdout.close()
 
-    def go_on(self, seconds: float) -> bool:
-        """Gives the run its turn. Returns whether there is more to come."""
+    def go_on(self, seconds: float) -> None:
+        """Gives the run its turn, unless it has come to its end."""
         if self.rate:
-            return False
+            return
         os.killpg(self._process.pid, signal.SIGCONT)
         now = time.monotonic()
         end = now + seconds
@@ -83,8 +83,11 @@ class Run:
                 self.seconds += now - begun
                 if not self._training:
                     self.rate = self._steps() / self.seconds
+        self.stop()
+
+    def stop(self) -> None:
+        """Stops the run."""
         os.killpg(self._process.pid, signal.SIGSTOP)
-        return not self.rate
 
     def begin(self) -> None:
         """Lets the program start, until it begins to train."""
@@ -126,11 +129,13 @@ def race(plan: Plan, steps: int = STEPS, observers: int = 1) -> Samples:
         with contextlib.ExitStack() as stack:
             runs = [stack.enter_context(Run(library, arguments)) for library in COMMANDS]
             for run in runs:
-                os.killpg(run._process.pid, signal.SIGSTOP)
+                run.stop()
             for run in runs:
                 run.begin()
             end = time.monotonic() + PATIENCE
-            while any([run.go_on(plan.seconds) for run in runs]):
+            while not all(run.rate for run in runs):
+                for run in runs:
+                    run.go_on(plan.seconds)
                 if time.monotonic() > end:
                     raise SystemExit(f"CartPole was not done in {PATIENCE:.0f} s")
             for run in runs:
@@ -152,7 +157,7 @@ def main(arguments: list[str] | None = None) -> int:
     for name in ("steps", "observers"):
         if getattr(options, name) < 1:
             parser.error(f"--{name} must be at least 1")
-    end_on_sigterm()
+    prepare()
     return report(cartpole(plan, options.steps, options.observers), plan, options.json)
 
 

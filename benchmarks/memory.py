@@ -45,7 +45,7 @@ def _idle(size: int, rank: int, port: int, pipe: Connection[Any, Any]) -> None:
     importlib.import_module("torch")
     before = census()
     rpc: Any = importlib.import_module(OURS)
-    join(rpc, Lane("ours", rpc_world, OURS, size), rank, port)  # type: ignore[arg-type]  # never run as a program
+    join(rpc, Lane("ours", rpc_world, OURS, size), rank, port)
     for other in range(size):
         if other != rank:
             rpc.rpc_sync(f"w{other}", greet)
@@ -73,7 +73,7 @@ def idle_workers(size: int) -> list[Figures]:
             processes[-1].start()
             theirs.close()
             pipes.append(mine)
-        found = []
+        found: list[Figures] = []
         for wanted in ("called", "figures"):
             found = []
             for rank, pipe in enumerate(pipes):

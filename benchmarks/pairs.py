@@ -25,7 +25,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -89,7 +89,7 @@ def latency(call: Callable[[], object], warm_up: int = 3) -> Measure:
     def measure(seconds: float) -> float:
         for _ in range(warm_up):
             call()
-        times = []
+        times: list[int] = []
         end = time.perf_counter_ns() + int(seconds * 1e9)
         now = 0
         while now < end or len(times) < 2:
@@ -226,7 +226,8 @@ class Team:
     def ask(self, key: str, seconds: float) -> float:
         """Lets the processes go on for one measure, and returns its figure."""
         with self.going_on():
-            self._pipes[0].send((key, seconds * self.lane.share))
+            with contextlib.suppress(ConnectionError):  # the answer says it
+                self._pipes[0].send((key, seconds * self.lane.share))
             return float(self._answer("value"))
 
     @contextlib.contextmanager
@@ -264,7 +265,7 @@ class Team:
                 raise SystemExit(f"{who}: no answer in {PATIENCE:.0f} s")
         try:
             kind, value = self._pipes[0].recv()
-        except EOFError:
+        except (EOFError, ConnectionError):
             raise SystemExit(f"{who}: died without a word") from None
         if kind != wanted:
             raise SystemExit(f"{who}: {kind}\n{value}")
@@ -280,7 +281,8 @@ class Team:
 
     def _end(self) -> None:
         self.go_on()
-        self._pipes[0].send(None)
+        with contextlib.suppress(ConnectionError):
+            self._pipes[0].send(None)
         ends = time.monotonic() + ENDING
         for process in self._processes:
             process.join(max(0.0, ends - time.monotonic()))
@@ -293,14 +295,9 @@ class Team:
             process.join()
 
 
-@functools.cache
 def processes_context() -> Any:
-    """Returns where processes come from: a server that has imported both libraries, and has begun nothing."""
-    os.environ["OMP_NUM_THREADS"] = "1"  # the processes inherit it
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # TensorPipe warns of every connection that ends
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOAD)
-    return context
+    """Returns where processes come from: a server that forks them."""
+    return multiprocessing.get_context("forkserver")
 
 
 def free_port() -> int:
@@ -349,10 +346,13 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def end_on_sigterm() -> None:
-    """Has SIGTERM leave all blocks, so that no process stays behind, stopped."""
+def prepare() -> None:
+    """Prepares this process, which is to measure and nothing else: its children, and its own end."""
+    os.environ["OMP_NUM_THREADS"] = "1"  # the processes inherit it
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # torch logs every connection that ends
+    processes_context().set_forkserver_preload(PRELOAD)  # it has imported both libraries, and begun nothing
 
     def leave(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
+        raise SystemExit(128 + number)  # all blocks are left, so that no process stays behind, stopped
 
-    signal.signal(signal.SIGTERM, cast("Any", leave))
+    signal.signal(signal.SIGTERM, leave)

@@ -166,5 +166,3 @@ def peers(plan: Plan) -> list[Result]:
         samples = compare(lanes, list(KEYS), plan, name)
         found += [result_of(Row(f"{name} {key}", f"{name}: {KEYS[key]}"), samples[key]) for key in KEYS]
     return found
-
-

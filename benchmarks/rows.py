@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.pairs import Plan, Samples, end_on_sigterm, ratio, say
+from benchmarks.pairs import Plan, Samples, prepare, ratio, say
 
 SLACK = 0.75
 """What part of "never below" --check lets pass: machines are noisy, and a fault is larger than that."""
@@ -52,6 +52,7 @@ class Result:
         ahead: how many times ahead of torch: the median of the ratios of blocks that lay side by side.
         notes: what else there is to say, in words.
         samples: the figures of all blocks, by lane.
+        section: in which it was measured.
     """
 
     row: Row
@@ -60,6 +61,7 @@ class Result:
     ahead: float | None = None
     notes: list[str] = field(default_factory=list)
     samples: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    section: str = ""
 
     @property
     def falls_short(self) -> bool:
@@ -190,7 +192,11 @@ def machine() -> dict[str, Any]:
 
 def write_json(path: Path, results: Sequence[Result], plan: Plan) -> None:
     """Writes everything that was found."""
-    rows = [{**asdict(x.row), **{k: v for k, v in asdict(x).items() if k != "row"}} for x in results]
+    rows = []
+    for x in results:
+        found = asdict(x)
+        verdict = {"at_the_aim": x.at_the_aim, "falls_short": x.falls_short, "fails": x.fails}
+        rows.append({**found.pop("row"), **found, **verdict})
     path.write_text(json.dumps({"machine": machine(), "plan": asdict(plan), "rows": rows}, indent=1) + "\n")
 
 
@@ -225,7 +231,11 @@ def report(results: Sequence[Result], plan: Plan, json_to: Path | None) -> int:
 
 
 def run_command(
-    prog: str, description: str, section: Section, arguments: list[str] | None, further: Callable[..., list[str]] | None = None
+    prog: str,
+    description: str,
+    section: Section,
+    arguments: list[str] | None,
+    further: Callable[[Sequence[Result]], list[str]] | None = None,
 ) -> int:
     """Runs one section as a program of its own.
 
@@ -238,7 +248,7 @@ def run_command(
     parser = parser_for(prog, description)
     options = parser.parse_args(arguments)
     plan = plan_of(parser, options)
-    end_on_sigterm()
+    prepare()
     results = section(plan)
     code = report(results, plan, options.json)
     more = further(results) if further is not None and plan.check else []

@@ -112,7 +112,8 @@ def measures_of(rpc: Any, library: str) -> Measures:
 
     def tripping(trips: int) -> Callable[[float], float]:
         def measure(seconds: float) -> float:
-            times, end = [], time.perf_counter() + seconds
+            times: list[float] = []
+            end = time.perf_counter() + seconds
             while not times or time.perf_counter() < end:
                 times.append(trip(trips))
             return statistics.median(times)
