@@ -29,7 +29,7 @@ test-all: lint
 	$(PYTEST) -m "slow or not slow"
 
 bench: .venv
-	$(BIN)/python -m benchmarks.calls
+	$(BIN)/python -m benchmarks
 
 clean:
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info runs

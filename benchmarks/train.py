@@ -1,36 +1,38 @@
 """What a training step costs, beside ``torch.distributed.rpc``: ``python -m benchmarks.train``.
 
 One step of an MLP that lives on another worker: a context, the forward pass there, the backward pass over both workers,
-and a step of the distributed optimizer. Both libraries run the same program in turn; see `benchmarks.calls`.
+and a step of the distributed optimizer. Both libraries run the same program, in alternation; see `benchmarks.pairs`.
 """
 
-import argparse
+from __future__ import annotations
+
+import contextlib
 import importlib
-import json
-import os
 import statistics
 import sys
 import time
-import warnings
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks.pairs import Figures, Row, median_us, medians, run_both
+from benchmarks.pairs import OURS, TORCH, Lane, Measures, Plan, compare, latency, rpc_world
+from benchmarks.rows import Result, Row, results_of, run_command
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 BATCH = 16
-WIDTHS = {16: 400, 1024: 60}
-"""Widths of the MLP, and how many steps of each are measured."""
-TRIPS = {10: 40, 40: 15}
-"""Round trips to a worker that keeps a hidden state, and how many backward passes over each are measured."""
-ROWS = [
-    *(Row(str(width), f"step of an MLP of width {width}", "us") for width in WIDTHS),
-    *(Row(f"trips {trips}", f"backward over {trips} recurrent trips", "us") for trips in TRIPS),
+WIDTHS = (16, 1024)
+"""Widths of the MLP."""
+TRIPS = (10, 40)
+"""Round trips to a worker that keeps a hidden state."""
+STEPS = [
+    Row("16", "training step, MLP of width 16", aim=2.2, least=1.5),
+    Row("1024", "training step, MLP of width 1024", aim=1.4, least=1.1),
 ]
-LEAST = {"16": 1.3, "1024": 1.0}
-"""How many times as fast --check wants it."""
+ROWS = [*STEPS, *(Row(f"trips {trips}", f"backward over {trips} recurrent trips") for trips in TRIPS)]
 MOST_GROWTH = 5.0
 """How many times as long as 10 round trips 40 may take."""
 
@@ -68,87 +70,86 @@ def parameters_of(rpc_name: str, module: Any) -> list[Any]:
     return [rpc.RRef(parameter) for parameter in module.local_value().parameters()]
 
 
-def trainer(library: str) -> Figures:
-    rpc: Any = importlib.import_module(library)
+@contextlib.contextmanager
+def training(lane: Lane, rank: int, port: int) -> Generator[Measures]:
+    """Gives the measures of a training step by width, and of a backward pass by round trips."""
+    with rpc_world(lane, rank, port) as rpc:
+        yield measures_of(rpc, lane.library) if rank == 0 else {}
+
+
+def measures_of(rpc: Any, library: str) -> Measures:
+    """Returns the measures by their keys."""
     parent = library.removesuffix(".rpc")  # torch.distributed.rpc has its siblings beside it
     autograd: Any = importlib.import_module(f"{parent}.autograd")
     optim: Any = importlib.import_module(f"{parent}.optim")
-    figures = {}
-    for width, steps in WIDTHS.items():
-        module = rpc.remote("server", Mlp, args=(width,))
-        parameters = rpc.rpc_sync("server", parameters_of, args=(library, module))
+
+    def stepping(width: int) -> Callable[[], None]:
+        module = rpc.remote("w1", Mlp, args=(width,))
+        parameters = rpc.rpc_sync("w1", parameters_of, args=(library, module))
         optimizer = optim.DistributedOptimizer(torch.optim.SGD, parameters, lr=0.01)
         x, wanted = torch.randn(BATCH, width), torch.randn(BATCH, width)
 
         def step() -> None:
             with autograd.context() as context_id:
-                loss = nn.functional.mse_loss(module.rpc_sync().forward(x), wanted)  # noqa: B023
+                loss = nn.functional.mse_loss(module.rpc_sync().forward(x), wanted)
                 autograd.backward(context_id, [loss])
-                optimizer.step(context_id)  # noqa: B023
+                optimizer.step(context_id)
 
-        figures[str(width)] = median_us(step, steps, warm_up=steps // 4)
+        return step
 
-    cell, start = rpc.remote("server", Cell), torch.randn(16, 16, requires_grad=True)
-    for trips, passes in TRIPS.items():
-        times = []
-        for _ in range(passes):
-            with autograd.context() as context_id:
-                cell.rpc_sync().reset()
-                value = start * 1
-                for _ in range(trips):
-                    value = cell.rpc_sync().step(value)
-                root = [value.sum()]
-                begun = time.perf_counter_ns()
-                autograd.backward(context_id, root)
-                times.append(time.perf_counter_ns() - begun)
-        figures[f"trips {trips}"] = statistics.median(times) / 1000
-    return figures
+    cell, start = rpc.remote("w1", Cell), torch.randn(16, 16, requires_grad=True)
+
+    def trip(trips: int) -> float:
+        with autograd.context() as context_id:
+            cell.rpc_sync().reset()
+            value = start * 1
+            for _ in range(trips):
+                value = cell.rpc_sync().step(value)
+            root = [value.sum()]
+            begun = time.perf_counter_ns()
+            autograd.backward(context_id, root)
+            return (time.perf_counter_ns() - begun) / 1000
+
+    def tripping(trips: int) -> Callable[[float], float]:
+        def measure(seconds: float) -> float:
+            times: list[float] = []
+            end = time.perf_counter() + seconds
+            while not times or time.perf_counter() < end:
+                times.append(trip(trips))
+            return statistics.median(times)
+
+        return measure
+
+    steps = {str(width): latency(stepping(width), 1) for width in WIDTHS}
+    return {**steps, **{f"trips {trips}": tripping(trips) for trips in TRIPS}}
 
 
-def run_rank(library: str, rank: int, port: int) -> Figures:
-    os.environ["MASTER_ADDR"] = "127.0.0.1"
-    os.environ["MASTER_PORT"] = str(port)
-    torch.set_num_threads(1)
-    warnings.filterwarnings("ignore", "You are using a Backend")  # torch's shutdown warns of torch's own code
-    warnings.filterwarnings("ignore", ".*support for functional optimizers")
-    rpc: Any = importlib.import_module(library)
-    rpc.init_rpc(("trainer", "server")[rank], rank=rank, world_size=2)
-    figures = trainer(library) if rank == 0 else {}
-    rpc.shutdown()
-    return figures
+def _measured(rows: Sequence[Row], plan: Plan) -> list[Result]:
+    lanes = [Lane("torch", training, TORCH), Lane("ours", training, OURS)]
+    return results_of(rows, compare(lanes, [row.key for row in rows], plan, "training"))
+
+
+def steps(plan: Plan) -> list[Result]:
+    """What training steps cost."""
+    return _measured(STEPS, plan)
+
+
+def all_of_them(plan: Plan) -> list[Result]:
+    """What training steps cost, and how a backward pass grows with its round trips."""
+    return _measured(ROWS, plan)
+
+
+def growth(results: Sequence[Result]) -> list[str]:
+    """Complains of a backward pass that takes more than its share for more round trips."""
+    times = {x.row.key: x.ours for x in results}
+    few, many = times["trips 10"], times["trips 40"]
+    if few and many and many > MOST_GROWTH * few:
+        return [f"40 round trips take {many / few:.1f} times as long as 10, {MOST_GROWTH:g} at most are wanted"]
+    return []
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.train", description="What a training step costs.")
-    parser.add_argument("--rounds", type=int, default=3, help="how often each library runs (default: 3)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write every round's figures there")
-    parser.add_argument("--check", action="store_true", help="fail unless actorrpc is as far ahead as it should be")
-    options = parser.parse_args(arguments)
-    if options.rounds < 1:
-        parser.error("--rounds must be at least 1")
-    theirs: list[Figures] = []
-    ours: list[Figures] = []
-    for i in range(options.rounds):
-        print(f"round {i + 1} of {options.rounds}", file=sys.stderr, flush=True)
-        run_both(i, run_rank, [(theirs, "torch.distributed.rpc"), (ours, "actorrpc")])
-    a, b = medians(theirs), medians(ours)
-    print(f"{'median of the rounds':36}{'unit':>9}{'torch.distributed.rpc':>24}{'actorrpc':>24}{'times ahead':>13}")
-    for row in ROWS:
-        x, y = a[row.key], b[row.key]
-        print(f"{row.title:36}{row.unit:>9}{x:24,.0f}{y:24,.0f}{row.ahead(x, y):13.2f}")
-    if options.json:
-        record = {"median": {"theirs": a, "ours": b}, "rounds": {"theirs": theirs, "ours": ours}}
-        options.json.write_text(json.dumps(record, indent=2) + "\n")
-    late = [key for key, least in LEAST.items() if options.check and a[key] < least * b[key]]
-    for key in late:
-        print(f"width {key}: {a[key] / b[key]:.2f} times as fast, {LEAST[key]} is wanted", file=sys.stderr)
-    growth = b["trips 40"] / b["trips 10"]
-    if options.check and growth > MOST_GROWTH:
-        print(
-            f"40 round trips take {growth:.1f} times as long as 10, {MOST_GROWTH:g} at most are wanted", file=sys.stderr
-        )
-        return 1
-    return 1 if late else 0
+    return run_command("benchmarks.train", "What a training step costs.", all_of_them, arguments, growth)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,107 @@
+"""How long `init_rpc` takes in worlds of many workers, beside ``torch.distributed.rpc``."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import signal
+import sys
+import time
+from multiprocessing.connection import Connection, wait
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.pairs import ENDING, OURS, PATIENCE, TORCH, Lane, Plan, free_port, join, processes_context, say
+from benchmarks.rows import Result, Row, result_of
+from benchmarks.traffic import traffic
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SMALL = Row("init 16", "init_rpc, 16 workers", "s", 1.5, 1, group="init")
+LARGE = Row("init 64", "init_rpc, 64 workers", "s", 1.5, 1, group="init")
+
+
+def _begin(lane: Lane, rank: int, port: int, pipe: Connection[Any, Any]) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    rpc: Any = importlib.import_module(lane.library)
+    pipe.send("ready")
+    pipe.recv()
+    begun = time.monotonic()
+    join(rpc, lane, rank, port)
+    pipe.send((begun, time.monotonic()))
+    pipe.recv()
+    rpc.shutdown(graceful=False)
+
+
+def seconds_to_begin(lane: Lane) -> float:
+    """Starts a world, ends it, and returns the seconds from the first `init_rpc` begun to the last one done.
+
+    The processes have imported the library and stand ready when the clock starts.
+
+    Raises:
+        SystemExit: a process died, or has not come to its end in time.
+    """
+    context, port = processes_context(), free_port()
+    processes: list[Any] = []
+    pipes: list[Connection[Any, Any]] = []
+
+    def everyone(do: Callable[[Connection[Any, Any]], Any]) -> list[Any]:
+        left, found, end = set(pipes), [], time.monotonic() + PATIENCE
+        while left:
+            ready = wait(list(left), max(0.0, end - time.monotonic()))
+            if not ready:
+                raise SystemExit(f"{lane.name}: {len(left)} of {lane.size} workers have not begun in {PATIENCE:.0f} s")
+            for pipe in ready:
+                assert isinstance(pipe, Connection)
+                left.discard(pipe)
+                try:
+                    found.append(do(pipe))
+                except EOFError:
+                    raise SystemExit(f"{lane.name}: a worker of {lane.size} died") from None
+        return found
+
+    try:
+        for rank in range(lane.size):
+            mine, theirs = context.Pipe()
+            processes.append(context.Process(target=_begin, args=(lane, rank, port, theirs), daemon=True))
+            processes[-1].start()
+            theirs.close()
+            pipes.append(mine)
+        everyone(Connection.recv)
+        for pipe in pipes:
+            pipe.send("go")
+        times = everyone(Connection.recv)
+        for pipe in pipes:
+            with contextlib.suppress(OSError):
+                pipe.send("end")
+        end = time.monotonic() + ENDING / 4
+        for process in processes:
+            process.join(max(0.0, end - time.monotonic()))
+        return float(max(done for _, done in times) - min(begun for begun, _ in times))
+    finally:
+        for pipe in pipes:
+            pipe.close()
+        for process in processes:
+            if process.is_alive():
+                process.kill()
+            process.join()
+
+
+def _beginnings(row: Row, size: int, blocks: int, plan: Plan) -> Result:
+    lanes = [Lane("torch", traffic, TORCH, size), Lane("ours", traffic, OURS, size)]
+    samples: dict[str, list[float]] = {lane.name: [] for lane in lanes}
+    for number in range(plan.rounds):
+        say(f"init_rpc of {size} workers: round {number + 1} of {plan.rounds}")
+        for block in range(blocks):
+            for lane in lanes if (number + block) % 2 == 0 else reversed(lanes):
+                samples[lane.name].append(seconds_to_begin(lane))
+    return result_of(row, samples)
+
+
+def init(plan: Plan) -> list[Result]:
+    """How long `init_rpc` takes with 16 workers, and with 64 unless it is only a check."""
+    found = [_beginnings(SMALL, 16, 2, plan)]
+    return found if plan.check else [*found, _beginnings(LARGE, 64, 1, plan)]
