@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import sys
 
-from actorrpc.runtime.futures import as_torch_raises
+from actorrpc.runtime.copies import as_torch_raises
 from actorrpc.runtime.worker import Worker
 
 

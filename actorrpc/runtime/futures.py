@@ -8,25 +8,21 @@ which look at it.
 
 from __future__ import annotations
 
-import contextlib
-import copy
-import functools
 import logging
 import math
 import threading
-import types
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 
-from actorrpc.errors import GROUPS, CancelledError, RemoteError, RPCTimeoutError, SerializationError
+from actorrpc.errors import CancelledError, RPCTimeoutError, SerializationError
 from actorrpc.runtime import awaiting
 from actorrpc.runtime.clock import LockGate
 from actorrpc.runtime.completion import Call, Completion, Waiter, check_seconds, describe
+from actorrpc.runtime.copies import as_torch_raises, bare_copy
 from actorrpc.runtime.handling import here, in_context
 from actorrpc.runtime.lanes import Lane
 from actorrpc.wire.exposed import exposed
-from actorrpc.wire.failures import ORIGINAL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -38,7 +34,6 @@ log = logging.getLogger("actorrpc")
 T = TypeVar("T")
 S = TypeVar("S")
 _Base: Any = torch.futures.Future
-_FIELDS = (types.MemberDescriptorType, types.GetSetDescriptorType)
 
 
 class Future(torch.futures.Future, Generic[T]):  # type: ignore[type-arg]
@@ -284,7 +279,7 @@ class Future(torch.futures.Future, Generic[T]):  # type: ignore[type-arg]
             _Base._set_unwrap_func(self, _raise)
             # A copy: the collector does not see what torch holds, and the error itself will hold frames when it has
             # been raised, which may hold this future.
-            _Base.set_result(self, _bare_copy(self._error))
+            _Base.set_result(self, bare_copy(self._error))
 
     # -- callbacks
 
@@ -356,73 +351,6 @@ def _check_callback(callback: object) -> None:
 
 def _raise(error: BaseException) -> None:
     raise error
-
-
-def as_torch_raises(error: BaseException) -> BaseException:
-    """Returns an error that is of its own type and a RuntimeError; it travels as what it was."""
-    if not isinstance(error, Exception) or isinstance(error, RuntimeError):
-        return error
-    kind: Any = type(error)
-    try:
-        both = _also_runtime_error(kind)
-        made: BaseException = both.__new__(both, *error.args)
-    except Exception:  # their layouts, its constructor or its metaclass do not allow it
-        return error
-    _copy_state(error, made)
-    return made.with_traceback(error.__traceback__)
-
-
-@functools.lru_cache(maxsize=128)
-def _also_runtime_error(kind: type) -> type:
-    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__reduce__": _as_it_was}
-    return type(kind.__name__, (kind, RuntimeError), names)
-
-
-def _copy_state(error: BaseException, made: BaseException) -> None:
-    # Not by assignment: the exception may be a frozen dataclass, or have a __setattr__ of its own.
-    put = functools.partial(BaseException.__setattr__, made)
-    put("args", error.args)
-    for kind in type(error).__mro__:
-        if kind is BaseException:
-            break
-        for name, field in vars(kind).items():  # what is not in __dict__: the file name of an OSError, __slots__
-            value = getattr(error, name, None) if isinstance(field, _FIELDS) else None
-            if value is not None and name not in ("__dict__", "__weakref__"):
-                with contextlib.suppress(Exception):
-                    put(name, value)
-    made.__dict__.update({**vars(error), ORIGINAL: error})
-    put("__cause__", error.__cause__)
-    put("__suppress_context__", error.__suppress_context__)
-
-
-def _as_it_was(error: Any) -> Any:
-    return _same, (getattr(error, ORIGINAL),)
-
-
-def _same(error: BaseException) -> BaseException:
-    return error
-
-
-def _bare_copy(error: BaseException, depth: int = 8) -> BaseException:
-    """Copies an error, its causes and a group's errors, all without tracebacks."""
-    original = getattr(error, ORIGINAL, None)
-    if original is not None:
-        return as_torch_raises(_bare_copy(original, depth))
-    try:
-        made = _copied_group(error, depth) if isinstance(error, GROUPS) else copy.copy(error)
-    except Exception:  # an exception class of the user's that cannot be copied
-        made = RemoteError(f"{type(error).__qualname__}: {error}", type_name=type(error).__qualname__)
-    cause = error.__cause__
-    made.__cause__ = _bare_copy(cause, depth - 1) if cause is not None and depth else None
-    return made.with_traceback(None)
-
-
-def _copied_group(group: Any, depth: int) -> BaseException:
-    kept = [_bare_copy(e, depth - 1) for e in group.exceptions] if depth else [RemoteError("left out")]
-    kind: Any = type(group)
-    made: BaseException = kind.__new__(kind, group.message, kept)
-    made.__dict__.update(vars(group))
-    return made
 
 
 @exposed
