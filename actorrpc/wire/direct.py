@@ -5,7 +5,9 @@ the socket and whoever sends or receives. Here the sender writes into the receiv
 is not to be had (another host, another system than Linux, a world with a token), messages travel by ZeroMQ.
 
 On the stream a message is a word of 4 bytes and its frames: the word is the size of the only frame; or, with its
-highest bit set, the number of frames, whose sizes follow in 8 bytes each.
+highest bit set, the number of frames, whose sizes follow in 8 bytes each. A second bit says that all frames but the
+first lie in shared memory (`wire.segments`), in the segment whose number comes before the sizes; a third one, that this
+is no message but an order for such a segment. What is told of them in the other direction is that file's.
 
 Rules:
 - DW1: nothing here blocks. What the socket does not take stays in the backlog, which the leader writes on when there
@@ -28,9 +30,12 @@ import struct
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+
+from actorrpc.wire import segments
+from actorrpc.wire.segments import LARGE, ORDER, Room, Shelf, Stock
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,7 +48,8 @@ AVAILABLE = hasattr(select, "epoll") and hasattr(socket, "SO_PEERCRED")
 SCHEME = "unix://"
 
 _WORD = struct.Struct("<I")
-_MANY = 1 << 31
+_MANY, _STOWED, _ORDER = 1 << 31, 1 << 30, 1 << 29
+_STOWED_HEAD = struct.Struct("<II")
 _MOST_FRAMES = 1 << 16
 _READ = 1 << 17
 """Bytes that are read at once, where it is not known how many there are."""
@@ -89,6 +95,11 @@ class DirectWays:
             self._listener.close()
             raise
         self.endpoint = SCHEME + path
+        self.room = Room() if segments.AVAILABLE else None
+        """Where the large frames come from that are sent here; None where this system has no such thing."""
+        self._stocks: set[Outgoing] = set()
+        """Ways with segments to fill."""
+        self._tidied = 0.0
 
     def dial(self, endpoint: str) -> Outgoing | None:
         """Opens a way; returns None where nobody listens, or too many wait there to be let in."""
@@ -134,13 +145,15 @@ class DirectWays:
                 log.warning("a process of another user (%d) was turned away", user)
                 here.close()
                 continue
-            self._incoming[here.fileno()] = _Incoming(here, self._buffer)
+            self._incoming[here.fileno()] = _Incoming(here, self._buffer, self.room)
             self._epoll.register(here.fileno(), _IN)
 
     def _forget(self, incoming: _Incoming) -> None:
         fd = incoming.socket.fileno()
         del self._incoming[fd]
         self._epoll.unregister(fd)
+        if incoming.shelf is not None:
+            incoming.shelf.close()
         _end(incoming.socket)
 
     def arm(self, outgoing: Outgoing) -> None:
@@ -155,6 +168,29 @@ class DirectWays:
         fd = outgoing.socket.fileno()
         if self._outgoing.pop(fd, None) is not None:
             self._epoll.unregister(fd)
+
+    def stocked(self, outgoing: Outgoing) -> None:
+        """Has `tidy` look at a way."""
+        self._stocks.add(outgoing)
+
+    def tidy(self, timeout: float | None) -> float | None:
+        """Gives up segments that have not been used for long. Returns how long the leader may sleep, at most
+        `timeout`, until it is to do that again.
+        """
+        if not self._stocks:
+            return timeout
+        now = time.monotonic()
+        left = self._tidied + segments.IDLE_SECONDS / 4 - now
+        if left <= 0:
+            self._tidied, left = now, segments.IDLE_SECONDS / 4
+            for outgoing in list(self._stocks):
+                if outgoing.tidy(now):
+                    self._stocks.discard(outgoing)
+        return left if timeout is None else min(timeout, left)
+
+    def forget_stock(self, outgoing: Outgoing) -> None:
+        """Takes `stocked` back."""
+        self._stocks.discard(outgoing)
 
     def close(self, linger: float = 0.0) -> None:
         """Closes everything; backlogs get `linger` seconds to leave."""
@@ -177,12 +213,16 @@ class _Incoming:
     Arguments:
         socket: this end of it.
         buffer: what is read first goes there; the leader's, for all ways.
+        room: where segments for large frames are taken from.
     """
 
-    __slots__ = ("_apart", "_buffer", "_filled", "_frames", "_rest", "_sizes", "socket")
+    __slots__ = ("_apart", "_buffer", "_filled", "_frames", "_rest", "_room", "_sizes", "_stowed", "shelf", "socket")
 
-    def __init__(self, socket: socket.socket, buffer: memoryview) -> None:
-        self.socket, self._buffer = socket, buffer
+    def __init__(self, socket: socket.socket, buffer: memoryview, room: Room | None) -> None:
+        self.socket, self._buffer, self._room = socket, buffer, room
+        self.shelf: Shelf | None = None
+        self._stowed: list[Frame] = []
+        """Of a message that is read frame by frame: the frames that lie in a segment."""
         self._rest = b""
         """The beginning of a message that was not whole."""
         self._frames: list[Frame] = []
@@ -225,7 +265,11 @@ class _Incoming:
             if word >= _MANY:
                 count = word - _MANY
                 if not 0 < count <= _MOST_FRAMES:
-                    raise _NonsenseError(f"a message of {count} frames")
+                    start = self._take_special(word, data, at, end, messages)
+                    if start < 0:
+                        break
+                    at = start
+                    continue
                 start = at + 4 + 8 * count
                 if start > end:
                     break
@@ -242,6 +286,33 @@ class _Incoming:
                 self._sizes = [word]
                 at = self._next(data, start, messages)
         self._rest = bytes(data[at:]) if at < end else b""
+
+    def _take_special(
+        self, word: int, data: bytes | memoryview, at: int, end: int, messages: deque[list[Frame]]
+    ) -> int:
+        """Takes an order, or a message that lies in a segment. Returns where the next begins, -1: more is to come."""
+        if word == _MANY | _ORDER:
+            at += 4
+            if end - at < ORDER.size:
+                return -1
+            if self.shelf is None and self._room is not None:
+                self.shelf = Shelf(self.socket, self._room)
+            if self.shelf is not None:
+                self.shelf.order(*ORDER.unpack_from(data, at))
+            return at + ORDER.size
+        count = word - _MANY - _STOWED
+        if not 1 < count <= _MOST_FRAMES:
+            raise _NonsenseError(f"a message that begins with {word:#x}")
+        start = at + _STOWED_HEAD.size + 8 * count
+        if start > end:
+            return -1
+        _, number = _STOWED_HEAD.unpack_from(data, at)
+        size, *sizes = struct.unpack_from(f"<{count}Q", data, at + _STOWED_HEAD.size)
+        stowed = None if self.shelf is None else self.shelf.take(number, sizes)
+        if stowed is None:
+            raise _NonsenseError(f"a message of {sum(sizes)} bytes in segment {number}")
+        self._sizes, self._stowed = [size], stowed
+        return self._next(data, start, messages)
 
     def _next(self, data: bytes | memoryview, at: int, messages: deque[list[Frame]]) -> int:
         """Goes on with a message frame by frame, from data or, at its end, into memory of its own; returns where."""
@@ -265,9 +336,19 @@ class _Incoming:
                 return at
             frames.append(memory)
         frames[0] = bytes(frames[0])
+        if self._stowed:
+            frames += self._stowed
+            self._stowed = []
         messages.append(frames)
         self._frames, self._sizes = [], []
         return at
+
+
+class _Stowed(NamedTuple):
+    """What is sent of a message whose other frames lie in a segment; or an order."""
+
+    head: bytes
+    frames: Sequence[Frame]
 
 
 class Outgoing:
@@ -278,13 +359,14 @@ class Outgoing:
         ways: whose leader goes on with what the socket does not take.
     """
 
-    __slots__ = ("_backlog", "_held", "_lock", "_open", "_sending", "_ways", "socket")
+    __slots__ = ("_backlog", "_held", "_lock", "_open", "_sending", "_stock", "_ways", "socket")
 
     def __init__(self, socket: socket.socket, ways: DirectWays) -> None:
         self.socket, self._ways = socket, ways
         # Reentrant: the collector may run a finalizer of the user's, which sends, in the midst of a send.
         self._lock = threading.RLock()
-        self._held: list[Sequence[Frame]] = []
+        self._held: list[Sequence[Frame] | _Stowed] = []
+        self._stock: Stock | None = None
         self._backlog: deque[Frame] = deque()
         self._sending = False
         self._open = True
@@ -295,16 +377,55 @@ class Outgoing:
         Raises:
             KeyError: the way was closed.
         """
+        message: Sequence[Frame] | _Stowed = frames
+        if len(frames) > 1 and sum(map(len, frames)) >= LARGE:
+            message = self._stow(frames)
         with self._lock:
             if not self._open:
                 raise KeyError(self.socket)
             held = self._held
-            held.append(frames)
+            held.append(message)
             if hold and len(held) < _HOLD_AT_MOST and len(frames) == 1 and len(frames[0]) < _HOLD_BELOW:
                 return True
             if not self._sending:
                 self._flush()
             return False
+
+    def _stow(self, frames: Sequence[Frame]) -> Sequence[Frame] | _Stowed:
+        """Puts all frames but the first into a segment, where there is one."""
+        stock = self._stock
+        if stock is None:
+            with self._lock:
+                if not self._open or self._ways.room is None:
+                    return frames
+                stock = self._stock = self._stock or Stock(self.socket)
+                self._ways.stocked(self)
+        order, number, sizes = stock.stow(frames[1:])
+        if order:
+            self._order(order)
+        if not number:
+            return frames
+        count = len(frames)
+        head = struct.pack(f"<II{count}Q", _MANY + _STOWED + count, number, len(frames[0]), *sizes)
+        return _Stowed(head, frames[:1])
+
+    def _order(self, orders: bytes) -> None:
+        """Has orders leave before the next message."""
+        word = _WORD.pack(_MANY + _ORDER)
+        with self._lock:
+            for at in range(0, len(orders), ORDER.size):
+                self._held.append(_Stowed(word + orders[at : at + ORDER.size], ()))
+
+    def tidy(self, now: float) -> bool:
+        """Gives up segments that have not been used for long. Returns whether there are none any more."""
+        stock = self._stock
+        if stock is None:
+            return True
+        orders = stock.trim(now)
+        if orders:
+            self._order(orders)
+            self.flush()
+        return stock.empty
 
     def flush(self) -> None:
         """Sends what is kept back."""
@@ -324,9 +445,14 @@ class Outgoing:
                     if len(frames) == 1 and len(frames[0]) < _APART:
                         small += (_WORD.pack(len(frames[0])), frames[0])
                         continue
-                    sizes = [memoryview(frame).nbytes for frame in frames]
-                    small.append(struct.pack(f"<I{len(sizes)}Q", _MANY + len(sizes), *sizes))
-                    for frame, size in zip(frames, sizes, strict=True):
+                    if isinstance(frames, _Stowed):
+                        head, frames = frames
+                    else:
+                        sizes = [memoryview(frame).nbytes for frame in frames]
+                        head = struct.pack(f"<I{len(sizes)}Q", _MANY + len(sizes), *sizes)
+                    small.append(head)
+                    for frame in frames:
+                        size = memoryview(frame).nbytes
                         if size < _APART:
                             small.append(frame)
                         elif size:
@@ -428,6 +554,9 @@ class Outgoing:
     def _end(self) -> None:
         self._backlog.clear()
         self._ways.disarm(self)
+        if self._stock is not None:
+            self._stock.close()
+            self._ways.forget_stock(self)
         _end(self.socket)
 
 

@@ -231,6 +231,8 @@ class ZmqTransport:
     def _wait(self, timeout: float | None) -> None:
         """Waits until a message is there, `wake` is called or time runs out."""
         end = None
+        if self._direct is not None:
+            timeout = self._direct.tidy(timeout)
         while self._look(timeout) and not self._unpacked and not self._woken:
             if timeout is not None:  # something was done, but there is no whole message yet
                 now = time.monotonic()
