@@ -81,7 +81,7 @@ class SimTransport:
     def flush(self) -> None:
         pass
 
-    def send(self, peer: int, frames: Sequence[Frame], hold: bool = False) -> None:
+    def send(self, peer: int, frames: Sequence[Frame], hold: bool = False, lasting: bool = True) -> None:
         self._network.carry(self, self._ways[peer], frames)
 
     def take(self, frames: list[Frame]) -> None:

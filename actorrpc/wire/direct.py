@@ -36,6 +36,7 @@ import numpy as np
 
 from actorrpc.wire import segments
 from actorrpc.wire.segments import LARGE, ORDER, Room, Shelf, Stock
+from actorrpc.wire.transport import snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -371,15 +372,18 @@ class Outgoing:
         self._sending = False
         self._open = True
 
-    def send(self, frames: Sequence[Frame], hold: bool) -> bool:
+    def send(self, frames: Sequence[Frame], hold: bool, lasting: bool) -> bool:
         """Sends a message, or keeps it back with those before it. Returns whether something is kept back.
 
         Raises:
             KeyError: the way was closed.
         """
         message: Sequence[Frame] | _Stowed = frames
-        if len(frames) > 1 and sum(map(len, frames)) >= LARGE:
-            message = self._stow(frames)
+        if len(frames) > 1:
+            if sum(map(len, frames)) >= LARGE:
+                message = self._stow(frames)
+            if not lasting and message is frames:
+                message = snapshot(frames)
         with self._lock:
             if not self._open:
                 raise KeyError(self.socket)

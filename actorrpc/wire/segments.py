@@ -236,6 +236,7 @@ class Shelf:
         if not kept:
             self._tell(_FREE, number)
             return frames
+        segment.over = False
         loan = segment.loan = _Loan(memory, _end_loan)
         loan.shelf, loan.segment = self, segment
         _LOANS[id(loan)] = loan
@@ -374,12 +375,14 @@ class Stock:
         self._wanted: dict[int, int] = {}
         self._last = 0
         self._patient_until = 0.0
+        self._cramped = False
+        """Whether there was no room for the last one that was wanted."""
         self._open = True
 
     def stow(self, frames: Sequence[Frame]) -> tuple[bytes, int, list[int]]:
         """Copies frames into a segment, where there is one for them.
 
-        Returns an order to send before the message (or nothing), the segment's number (0: none, they travel as bytes),
+        Returns orders to send before the message (or nothing), the segment's number (0: none, they travel as bytes),
         and the frames' sizes.
         """
         sizes = [memoryview(frame).nbytes for frame in frames]
@@ -414,19 +417,25 @@ class Stock:
         return best
 
     def _ask(self, size: int) -> bytes:
-        """Returns the order for a segment of that size, unless enough are on order."""
-        have = len(self._free) + len(self._away) + len(self._wanted)
+        """Returns what to order for want of a segment of that size; nothing where enough are on order."""
         if not self._open or len(self._wanted) >= _UNANSWERED or time.monotonic() < self._patient_until:
             return b""
-        if have >= _MOST:
-            if not self._free:
-                return b""
-            old = self._free.pop(0)  # too small
-            old.drop()
-            return ORDER.pack(DROP, old.number, 0)
+        orders = b""
+        if self._cramped or len(self._free) + len(self._away) + len(self._wanted) >= _MOST:
+            orders, self._cramped = self._give_up(list(self._free)), False  # they are of the wrong size
+            if len(self._away) + len(self._wanted) >= _MOST:
+                return orders
         self._last += 1
         self._wanted[self._last] = size = rounded(size)
-        return ORDER.pack(WANT, self._last, size)
+        return orders + ORDER.pack(WANT, self._last, size)
+
+    def _give_up(self, segments: Sequence[_Filled]) -> bytes:
+        orders = b""
+        for segment in segments:
+            self._free.remove(segment)
+            segment.drop()
+            orders += ORDER.pack(DROP, segment.number, 0)
+        return orders
 
     def _hear(self) -> None:
         """Reads what the receiver tells."""
@@ -445,7 +454,7 @@ class Stock:
                     self._granted(number, fds.pop(0) if fds else -1)
                 elif what == _REFUSED:
                     self._wanted.pop(number, None)
-                    self._patient_until = time.monotonic() + _PATIENCE_SECONDS
+                    self._patient_until, self._cramped = time.monotonic() + _PATIENCE_SECONDS, True
                 else:
                     segment = self._away.pop(number, None)
                     if segment is None:
@@ -474,14 +483,9 @@ class Stock:
 
     def trim(self, now: float) -> bytes:
         """Gives up what has not been used for long; returns the orders that say so."""
-        orders = b""
         with self._lock:
             self._hear()
-            for segment in [s for s in self._free if now - s.used >= IDLE_SECONDS]:
-                self._free.remove(segment)
-                segment.drop()
-                orders += ORDER.pack(DROP, segment.number, 0)
-        return orders
+            return self._give_up([s for s in self._free if now - s.used >= IDLE_SECONDS])
 
     @property
     def empty(self) -> bool:

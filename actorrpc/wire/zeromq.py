@@ -35,6 +35,7 @@ from actorrpc.wire.curve import Guard
 from actorrpc.wire.direct import DirectWays
 from actorrpc.wire.exposed import exposed
 from actorrpc.wire.folders import HeldFolder
+from actorrpc.wire.transport import snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -193,8 +194,8 @@ class ZmqTransport:
         if outbox is not None:
             outbox.close(linger)
 
-    def send(self, peer: int, frames: Sequence[Frame], hold: bool = False) -> None:
-        if self._outboxes[peer].send(frames, hold):
+    def send(self, peer: int, frames: Sequence[Frame], hold: bool = False, lasting: bool = True) -> None:
+        if self._outboxes[peer].send(frames, hold, lasting):
             self.holding = True
 
     def flush(self) -> None:
@@ -330,12 +331,14 @@ class _Outbox:
         self.held: list[Sequence[Frame]] = []
         self.busy = False
 
-    def send(self, frames: Sequence[Frame], hold: bool) -> bool:
+    def send(self, frames: Sequence[Frame], hold: bool, lasting: bool) -> bool:
         """Sends a message, or keeps it back with those before it. Returns whether something is kept back.
 
         Raises:
             KeyError: the way was closed.
         """
+        if not lasting:
+            frames = snapshot(frames)
         with self.lock:
             dealer = self.dealer
             if dealer.closed:
