@@ -185,8 +185,9 @@ class DirectWays:
         if left <= 0:
             self._tidied, left = now, segments.IDLE_SECONDS / 4
             for outgoing in list(self._stocks):
-                if outgoing.tidy(now):
-                    self._stocks.discard(outgoing)
+                self._stocks.discard(outgoing)  # first: another thread may be ordering something for it
+                if not outgoing.tidy(now):
+                    self._stocks.add(outgoing)
         return left if timeout is None else min(timeout, left)
 
     def forget_stock(self, outgoing: Outgoing) -> None:
@@ -403,9 +404,9 @@ class Outgoing:
                 if not self._open or self._ways.room is None:
                     return frames
                 stock = self._stock = self._stock or Stock(self.socket)
-                self._ways.stocked(self)
         order, number, sizes = stock.stow(frames[1:])
         if order:
+            self._ways.stocked(self)
             self._order(order)
         if not number:
             return frames

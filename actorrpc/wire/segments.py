@@ -375,6 +375,8 @@ class Stock:
         self._wanted: dict[int, int] = {}
         self._last = 0
         self._patient_until = 0.0
+        self._orders = b""
+        """What to send with the next ones."""
         self._cramped = False
         """Whether there was no room for the last one that was wanted."""
         self._open = True
@@ -393,17 +395,25 @@ class Stock:
                 self._hear()
                 segment = self._find(end)
                 if segment is None:
-                    return self._ask(end), 0, sizes
-        # Without the lock: it takes a while, and the leader may look in.
-        for frame, place, size in zip(frames, places, sizes, strict=True):
-            # This way of copying lets others have the GIL meanwhile.
-            np.copyto(segment.memory[place : place + size], np.frombuffer(frame, np.uint8))
-        with self._lock:
-            segment.used = time.monotonic()
-            if self._open:
-                self._away[segment.number] = segment
-            else:
-                segment.drop()
+                    orders, self._orders = self._orders + self._ask(end), b""
+                    return orders, 0, sizes
+        copied = False
+        try:
+            # Without the lock: it takes a while, and the leader may look in.
+            for frame, place, size in zip(frames, places, sizes, strict=True):
+                if size:
+                    # This way of copying lets others have the GIL meanwhile.
+                    np.copyto(segment.memory[place : place + size], np.frombuffer(frame, np.uint8))
+            copied = True
+        finally:
+            with self._lock:
+                segment.used = time.monotonic()
+                if not self._open:
+                    segment.drop()
+                elif copied:
+                    self._away[segment.number] = segment
+                else:
+                    self._free.append(segment)
         return b"", segment.number, sizes
 
     def _find(self, size: int) -> _Filled | None:
@@ -478,14 +488,15 @@ class Stock:
                 return
         if fd >= 0:
             os.close(fd)
-        # It stays with the receiver, of no use, until the way ends.
+        self._orders += ORDER.pack(DROP, number, 0)  # it is of no use
         self._patient_until = time.monotonic() + 60 * _PATIENCE_SECONDS
 
     def trim(self, now: float) -> bytes:
         """Gives up what has not been used for long; returns the orders that say so."""
         with self._lock:
             self._hear()
-            return self._give_up([s for s in self._free if now - s.used >= IDLE_SECONDS])
+            orders, self._orders = self._orders, b""
+            return orders + self._give_up([s for s in self._free if now - s.used >= IDLE_SECONDS])
 
     @property
     def empty(self) -> bool:

@@ -264,6 +264,7 @@ def test_a_sender_without_descriptors_sends_bytes(pair: Pair, monkeypatch: pytes
         (frame,) = exchange(pair, pattern(i))
         assert bytes(frame) == pattern(i)
     assert lent() == 0
+    until(lambda: descriptors() == 0, *pair)
 
 
 def test_what_is_idle_is_given_up_at_both_ends(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,6 +278,7 @@ def test_what_is_idle_is_given_up_at_both_ends(pair: Pair, monkeypatch: pytest.M
     kept.clear()
     until(lambda: descriptors() == 0 and mappings() == 0, *pair)
     get_going(pair)
+    until(lambda: descriptors() == 0 and mappings() == 0, *pair)
 
 
 def test_a_way_has_a_bounded_number_of_segments(pair: Pair) -> None:
