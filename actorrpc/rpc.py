@@ -319,7 +319,7 @@ def rpc_async(
 
     Whatever else the call comes to is raised by `Future.wait`: WorkerLostError, too, also where nothing was sent.
 
-    Tensors over 256 KiB are not copied before they leave: leave them unchanged until the future is done.
+    Tensors over 256 KiB may leave without being copied first: leave them unchanged until the future is done.
     """
     worker, body = current().worker, _body(func, args, kwargs)
     number = resolve(worker, to)
@@ -341,9 +341,9 @@ def remote(
 ) -> RRef[Any]:
     """Calls a function (often a class) on a worker, and returns a reference to its result, which stays there.
 
-    The arguments are copied when `remote` returns, but for tensors and arrays over 256 KiB, which leave without a copy:
-    leave those unchanged until `confirmed_by_owner()` of the reference is true. Those for this worker itself are always
-    copied.
+    The arguments are copied when `remote` returns, but for tensors and arrays over 256 KiB, which may leave without a
+    copy: leave those unchanged until `confirmed_by_owner()` of the reference is true. Those for this worker itself are
+    always copied.
 
     Arguments: see `rpc_sync`. `timeout` is for the making of the object.
 

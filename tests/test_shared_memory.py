@@ -11,7 +11,7 @@ import torch
 
 import actorrpc as rpc
 from actorrpc import autograd
-from actorrpc.wire import direct, segments
+from actorrpc.wire import direct, segments, shelf
 from tests.worlds import World, inside, no_references, until
 
 pytestmark = pytest.mark.skipif(
@@ -67,7 +67,7 @@ def forget() -> None:
 
 
 def pid_and_segments() -> tuple[int, int]:
-    return os.getpid(), len(segments._LOANS)
+    return os.getpid(), len(shelf._LOANS)
 
 
 def numbers(seed: int) -> torch.Tensor:

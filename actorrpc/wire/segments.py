@@ -16,7 +16,6 @@ Rules:
 from __future__ import annotations
 
 import array
-import contextlib
 import ctypes
 import logging
 import mmap
@@ -25,7 +24,6 @@ import socket
 import struct
 import threading
 import time
-import weakref
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -47,20 +45,17 @@ WANT, DROP = 1, 2
 IDLE_SECONDS: Final = 10.0
 """After which a segment that is free is given up."""
 
-_NEWS = struct.Struct("<II")
+NEWS = struct.Struct("<II")
 """What a receiver says: what, the segment's number."""
-_GRANTED, _FREE, _GONE, _REFUSED = 1, 2, 3, 4
+GRANTED, FREE, GONE, REFUSED = 1, 2, 3, 4
 _PATIENCE_SECONDS = 1.0
 """For which a sender does not ask again, once it was refused."""
 _MOST = 32
 """Segments of one way: so that what is told of them always has room in the socket."""
 _UNANSWERED = 2
 _ALIGNMENT = 64
-_KEPT_FROM = 1 << 16
-"""Bytes below which a frame is copied out of its segment, so as not to hold it."""
-_HOW = getattr(socket, "MSG_DONTWAIT", 0) | getattr(socket, "MSG_NOSIGNAL", 0)
+HOW = getattr(socket, "MSG_DONTWAIT", 0) | getattr(socket, "MSG_NOSIGNAL", 0)
 _BOTH = mmap.PROT_READ | mmap.PROT_WRITE if AVAILABLE else 0
-_MAP_FIXED = 0x10
 
 
 def _function(name: str, result: Any, *arguments: Any) -> Any:
@@ -73,12 +68,12 @@ if AVAILABLE:
     # Python's own mmap holds a second descriptor, and cannot map anew in the same place.
     _address, _size, _int = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
     _mmap = _function("mmap", _address, _address, _size, _int, _int, _int, ctypes.c_long)
-    _munmap = _function("munmap", _int, _address, _size)
+    unmap = _function("munmap", _int, _address, _size)
     _view = ctypes.pythonapi.PyMemoryView_FromMemory
     _view.restype, _view.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)
 
 
-def _map(fd: int, size: int, flags: int, at: int = 0) -> int:
+def map_memory(fd: int, size: int, flags: int, at: int = 0) -> int:
     """Maps a segment; returns its address."""
     address = _mmap(at or None, size, _BOTH, flags, fd, 0)
     if address in (None, ctypes.c_void_p(-1).value):
@@ -87,7 +82,7 @@ def _map(fd: int, size: int, flags: int, at: int = 0) -> int:
     return int(address)
 
 
-def _array(address: int, size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+def array_over(address: int, size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """Returns mapped memory as an array; it does not keep the memory mapped."""
     return np.frombuffer(_view(address, size, 0x200), np.uint8)  # PyBUF_WRITE
 
@@ -98,264 +93,13 @@ def rounded(size: int) -> int:
     return -(-size // step) * step
 
 
-def _places(sizes: Sequence[int]) -> tuple[list[int], int]:
+def places_of(sizes: Sequence[int]) -> tuple[list[int], int]:
     """Returns where in a segment frames of these sizes lie, and the end of the last one."""
     places, at = [], 0
     for size in sizes:
         places.append(at)
         at += -(-size // _ALIGNMENT) * _ALIGNMENT
     return places, at
-
-
-class Room:
-    """How much memory one worker lends to those who send to it.
-
-    Arguments:
-        limit: bytes; default: a quarter of the machine's memory, and 1 GiB at the most.
-    """
-
-    def __init__(self, limit: int | None = None) -> None:
-        self.limit = _default_limit() if limit is None else limit
-        self.segments: dict[int, int] = {}
-        """Sizes, by descriptor. Finalizers take out what is gone."""
-        self._most = _half_of_descriptors()
-        self._told = False
-
-    def make(self, size: int) -> int:
-        """Makes a segment; returns its descriptor.
-
-        Raises:
-            OSError: it is not to be had, which is logged once.
-        """
-        held = list(self.segments.values())
-        if sum(held) + size > self.limit or len(held) >= self._most:
-            raise BlockingIOError("all the memory for large tensors is in use")
-        try:
-            fd = os.memfd_create("actorrpc", os.MFD_CLOEXEC)
-        except OSError as e:
-            self.failed(e)
-            raise
-        try:
-            os.ftruncate(fd, size)
-        except OSError as e:
-            os.close(fd)
-            self.failed(e)
-            raise
-        self.segments[fd] = size
-        return fd
-
-    def failed(self, error: OSError) -> None:
-        """Logs that there is no shared memory, the first time."""
-        if not self._told:
-            self._told = True
-            log.info("no shared memory to be had (%s); large tensors come through sockets", error)
-
-    def give_back(self, fd: int) -> None:
-        """Closes a segment's descriptor."""
-        self.segments.pop(fd, None)
-        os.close(fd)
-
-
-def _default_limit() -> int:
-    try:
-        return min(1 << 30, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4)
-    except (ValueError, OSError):
-        return 1 << 28
-
-
-def _half_of_descriptors() -> int:
-    import resource  # not on all systems
-
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return 4096 if soft == resource.RLIM_INFINITY else max(4, soft // 4)
-
-
-# -- the receiving end
-
-
-class Shelf:
-    """The segments that one peer fills, at their owner's.
-
-    Arguments:
-        socket: along which the peer is told of them.
-        room: what they are taken from.
-    """
-
-    def __init__(self, socket: socket.socket, room: Room) -> None:
-        self._socket, self._room = socket, room
-        self._segments: dict[int, _Segment] = {}
-        self._pid = os.getpid()
-        self._open = True
-        self._telling: list[None] = []
-
-    def order(self, what: int, number: int, size: int) -> None:
-        """Does what the peer asks for. Under leadership."""
-        if what == WANT and number not in self._segments and size > 0:
-            self._make(number, size)
-        elif what == DROP:
-            segment = self._segments.get(number)
-            if segment is not None and segment.loan is None:
-                del self._segments[number]
-                segment.drop(self._room)
-
-    def _make(self, number: int, size: int) -> None:
-        try:
-            fd = self._room.make(size)
-        except OSError:
-            self._tell(_REFUSED, number)
-            return
-        try:
-            segment = _Segment(number, size, fd, _map(fd, size, mmap.MAP_SHARED))
-        except OSError as e:
-            self._room.give_back(fd)
-            self._room.failed(e)
-            self._tell(_REFUSED, number)
-            return
-        self._segments[number] = segment
-        if not self._tell(_GRANTED, number, fd):
-            del self._segments[number]
-            segment.drop(self._room)
-
-    def take(self, number: int, sizes: Sequence[int]) -> list[Frame] | None:
-        """Lends the frames of a message that lies in a segment. Returns None where there is no such thing."""
-        segment = self._segments.get(number)
-        places, end = _places(sizes)
-        if segment is None or segment.loan is not None or segment.retired or end > segment.size:
-            return None
-        memory = _array(segment.address, segment.size)
-        whole = memoryview(memory.data)
-        frames: list[Frame] = []
-        kept = False
-        for place, size in zip(places, sizes, strict=True):
-            frame = whole[place : place + size]
-            if size < _KEPT_FROM:
-                frame = memoryview(bytearray(frame))
-            else:
-                kept = True
-            frames.append(frame)
-        if not kept:
-            self._tell(_FREE, number)
-            return frames
-        segment.over = False
-        loan = segment.loan = _Loan(memory, _end_loan)
-        loan.shelf, loan.segment = self, segment
-        _LOANS[id(loan)] = loan
-        return frames
-
-    def returned(self, segment: _Segment) -> None:
-        """Takes a segment of which no view is left. From a finalizer."""
-        if os.getpid() != self._pid or self._is_closed():
-            segment.drop(self._room)
-        elif segment.retired:
-            self._segments.pop(segment.number, None)
-            segment.drop(self._room)
-            self._tell(_GONE, segment.number)
-        else:
-            segment.loan = None
-            self._tell(_FREE, segment.number)
-            if self._is_closed():  # just now; then it still seemed to be on loan
-                segment.drop(self._room)
-
-    def _is_closed(self) -> bool:
-        return not self._open
-
-    def _tell(self, what: int, number: int, fd: int = -1) -> bool:
-        self._telling.append(None)
-        try:
-            if not self._open:
-                return False
-            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))] if fd >= 0 else ()
-            self._socket.sendmsg([_NEWS.pack(what, number)], rights, _HOW)
-        except OSError as e:
-            if fd >= 0 and not isinstance(e, (BrokenPipeError, ConnectionError)):
-                self._room.failed(e)
-            return False
-        finally:
-            self._telling.pop()
-        return True
-
-    def close(self) -> None:
-        """Lets go of everything but what is on loan, which goes when its last view does. Before the socket's end."""
-        self._open = False
-        # A finalizer on another thread may be in the midst of telling: the descriptor must not become another's.
-        for _ in range(1000):
-            if not self._telling:
-                break
-            time.sleep(0)
-        while self._segments:
-            _, segment = self._segments.popitem()
-            if segment.loan is None:
-                segment.drop(self._room)
-
-
-class _Segment:
-    """A segment at its owner's.
-
-    Attributes:
-        loan: of its memory, while a message or what was read of it lies there.
-        retired: whether a forked child may see it, so that it is not filled again.
-        over: whether no view of it is left.
-    """
-
-    __slots__ = ("_live", "address", "fd", "loan", "number", "over", "retired", "size")
-
-    def __init__(self, number: int, size: int, fd: int, address: int) -> None:
-        self.number, self.size, self.fd, self.address = number, size, fd, address
-        self.loan: _Loan | None = None
-        self.retired = self.over = False
-        self._live = [True]
-
-    def drop(self, room: Room) -> None:
-        """Unmaps and closes it, once."""
-        with contextlib.suppress(IndexError):
-            self._live.pop()
-            _munmap(self.address, self.size)
-            room.give_back(self.fd)
-
-    def retire(self) -> None:
-        """Makes what it holds this process's own, in its place, and that of children which it forks from now on."""
-        if not self.retired:
-            self.retired = True
-            _map(self.fd, self.size, mmap.MAP_PRIVATE | _MAP_FIXED, self.address)
-
-
-class _Loan(weakref.ref):  # type: ignore[type-arg]
-    """Notices when the last view of a segment goes."""
-
-    __slots__ = ("segment", "shelf")
-    segment: _Segment
-    shelf: Shelf
-
-
-_LOANS: dict[int, _Loan] = {}
-"""All loans of this process. Whoever takes one out sees to it: a finalizer, or a fork, which puts it back."""
-
-
-def _end_loan(loan: Any) -> None:
-    loan.segment.over = True  # first: else a fork that has just taken the loan out would not see it
-    if _LOANS.pop(id(loan), None) is not None:
-        loan.shelf.returned(loan.segment)
-
-
-def _before_fork() -> None:
-    for key in list(_LOANS):
-        loan = _LOANS.pop(key, None)
-        if loan is None:
-            continue
-        try:
-            loan.segment.retire()
-        except OSError as e:  # no memory, not even for this
-            log.error("a child that is forked now shares a tensor with its parent: %s", e)
-        _LOANS[key] = loan
-        if loan.segment.over and _LOANS.pop(key, None) is not None:
-            loan.shelf.returned(loan.segment)
-
-
-if AVAILABLE:
-    os.register_at_fork(before=_before_fork)
-
-
-# -- the sending end
 
 
 class Stock:
@@ -388,7 +132,7 @@ class Stock:
         and the frames' sizes.
         """
         sizes = [memoryview(frame).nbytes for frame in frames]
-        places, end = _places(sizes)
+        places, end = places_of(sizes)
         with self._lock:
             segment = self._find(end)
             if segment is None:
@@ -451,7 +195,7 @@ class Stock:
         """Reads what the receiver tells."""
         while self._open:
             try:
-                data, rights, _, _ = self._socket.recvmsg(4096, 256, _HOW | socket.MSG_CMSG_CLOEXEC)
+                data, rights, _, _ = self._socket.recvmsg(4096, 256, HOW | socket.MSG_CMSG_CLOEXEC)
             except OSError:  # nothing there; or the way has ended
                 return
             fds = array.array("i")
@@ -459,17 +203,17 @@ class Stock:
                 fds.frombytes(got[: len(got) // 4 * 4])
             if not data:
                 return
-            for what, number in _NEWS.iter_unpack(data[: len(data) // _NEWS.size * _NEWS.size]):
-                if what == _GRANTED:
+            for what, number in NEWS.iter_unpack(data[: len(data) // NEWS.size * NEWS.size]):
+                if what == GRANTED:
                     self._granted(number, fds.pop(0) if fds else -1)
-                elif what == _REFUSED:
+                elif what == REFUSED:
                     self._wanted.pop(number, None)
                     self._patient_until, self._cramped = time.monotonic() + _PATIENCE_SECONDS, True
                 else:
                     segment = self._away.pop(number, None)
                     if segment is None:
                         continue
-                    if what == _FREE:
+                    if what == FREE:
                         self._free.append(segment)
                     else:
                         segment.drop()
@@ -480,7 +224,7 @@ class Stock:
         size = self._wanted.pop(number, None)
         if fd >= 0 and size is not None:
             try:
-                self._free.append(_Filled(number, size, _map(fd, size, mmap.MAP_SHARED)))
+                self._free.append(_Filled(number, size, map_memory(fd, size, mmap.MAP_SHARED)))
             except OSError as e:
                 log.debug("a segment cannot be mapped: %s", e)
             else:
@@ -519,9 +263,9 @@ class _Filled:
 
     def __init__(self, number: int, size: int, address: int) -> None:
         self.number, self.size, self._address = number, size, address
-        self.memory = _array(address, size)
+        self.memory = array_over(address, size)
         self.used = time.monotonic()
 
     def drop(self) -> None:
         """Unmaps it. Only who has taken it out may."""
-        _munmap(self._address, self.size)
+        unmap(self._address, self.size)

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from actorrpc.wire.curve import Keys
-    from actorrpc.wire.direct import Outgoing
     from actorrpc.wire.envelope import Frame
+    from actorrpc.wire.outgoing import Outgoing
 
 log = logging.getLogger("actorrpc")
 _IPC_PATH_LIMIT = 100

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actorrpc.wire import direct, segments
+from actorrpc.wire import direct, outgoing, segments, shelf
 from actorrpc.wire.segments import LARGE, ORDER, WANT
 from actorrpc.wire.zeromq import ZmqTransport
 from tests.wire.test_direct import knock, until
@@ -74,7 +74,7 @@ def exchange(pair: Pair, *frames: Any) -> list[Any]:
 
 def lent() -> int:
     """How many segments hold something that was received."""
-    return len(segments._LOANS)
+    return len(shelf._LOANS)
 
 
 def get_going(pair: Pair, size: int = LARGE) -> None:
@@ -252,14 +252,14 @@ def test_an_end_that_has_no_such_thing_gets_bytes(end: str, monkeypatch: pytest.
 
 
 def test_a_sender_without_descriptors_sends_bytes(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = segments._map
+    original = segments.map_memory
 
     def fail_at_the_sender(fd: int, size: int, flags: int, at: int = 0) -> int:
         if descriptors() > 1:  # the receiver's own, and the one that was passed on
             raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
         return original(fd, size, flags, at)
 
-    monkeypatch.setattr(segments, "_map", fail_at_the_sender)
+    monkeypatch.setattr(segments, "map_memory", fail_at_the_sender)
     for i in range(10):
         (frame,) = exchange(pair, pattern(i))
         assert bytes(frame) == pattern(i)
@@ -339,8 +339,8 @@ def test_what_lies_in_segments_arrives_though_its_sender_has_hung_up(pair: Pair)
 )
 def test_a_message_in_a_segment_that_cannot_be_ends_its_way(number: int, size: int) -> None:
     there = ZmqTransport()
-    order = struct.pack("<I", direct._MANY | direct._ORDER) + ORDER.pack(WANT, 1, LARGE)
-    message = struct.pack("<II2Q", direct._MANY | direct._STOWED | 2, number, 4, size) + b"head"
+    order = struct.pack("<I", outgoing.MANY | outgoing.ORDERED) + ORDER.pack(WANT, 1, LARGE)
+    message = struct.pack("<II2Q", outgoing.MANY | outgoing.STOWED | 2, number, 4, size) + b"head"
     with knock(there) as way:
         way.send(order)
         until(lambda: bool(select.select([way], [], [], 0)[0]), there)
@@ -356,8 +356,8 @@ def test_a_message_in_a_segment_that_cannot_be_ends_its_way(number: int, size: i
 
 def test_a_segment_on_loan_is_not_lent_again() -> None:
     there = ZmqTransport()
-    order = struct.pack("<I", direct._MANY | direct._ORDER) + ORDER.pack(WANT, 1, LARGE)
-    message = struct.pack("<II2Q", direct._MANY | direct._STOWED | 2, 1, 4, LARGE) + b"head"
+    order = struct.pack("<I", outgoing.MANY | outgoing.ORDERED) + ORDER.pack(WANT, 1, LARGE)
+    message = struct.pack("<II2Q", outgoing.MANY | outgoing.STOWED | 2, 1, 4, LARGE) + b"head"
     got: list[Any] = []
     with knock(there) as way:
         for byte in order + message:  # and as slowly as can be
@@ -427,12 +427,19 @@ def test_a_child_that_drops_what_it_inherited_tells_nobody(pair: Pair) -> None:
     get_going(pair)
     frames = exchange(pair, pattern(1))
 
+    stock = pair[0]._outboxes[1]._stock  # type: ignore[union-attr]
+    assert stock is not None
+    away = dict(stock._away)
+    assert away
+
     def child() -> None:
         frames.clear()
-        assert not segments._LOANS
+        assert not shelf._LOANS
 
     _, status = os.waitpid(in_child(child), 0)
     assert status == 0
+    stock._hear()
+    assert stock._away == away
     for i in range(10):
         exchange(pair, pattern(10 + i))
     assert bytes(frames[0]) == pattern(1)
