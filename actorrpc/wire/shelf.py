@@ -46,7 +46,7 @@ class Room:
     """How much memory one worker lends to those who send to it.
 
     Arguments:
-        limit: bytes; default: a quarter of the machine's memory, and 1 GiB at the most.
+        limit: bytes; default: a quarter of the machine's memory, or of the container's, and 1 GiB at the most.
     """
 
     def __init__(self, limit: int | None = None) -> None:
@@ -91,11 +91,13 @@ class Room:
         os.close(fd)
 
 
-def _default_limit() -> int:
-    try:
-        return min(1 << 30, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4)
-    except (ValueError, OSError):
-        return 1 << 28
+def _default_limit(of_container: str = "/sys/fs/cgroup/memory.max") -> int:
+    limits = [1 << 30]
+    with contextlib.suppress(ValueError, OSError):
+        limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4)
+    with contextlib.suppress(ValueError, OSError), open(of_container) as file:  # "max": none
+        limits.append(int(file.read()) // 4)
+    return min(limits)
 
 
 def _half_of_descriptors() -> int:

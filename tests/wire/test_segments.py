@@ -12,6 +12,7 @@ import struct
 import threading
 import traceback
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -211,6 +212,21 @@ def test_what_was_made_for_smaller_ones_makes_room_for_larger_ones(pair: Pair, m
     get_going(pair, LARGE)
 
 
+def test_the_bound_is_a_quarter_of_what_there_is_and_a_gibibyte_at_the_most(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = tmp_path / "memory.max"
+    monkeypatch.setattr(os, "sysconf", {"SC_PHYS_PAGES": 1 << 20, "SC_PAGE_SIZE": 2048}.__getitem__)
+    assert shelf._default_limit(str(limit)) == 1 << 29
+    limit.write_text("max\n")
+    assert shelf._default_limit(str(limit)) == 1 << 29
+    limit.write_text("4096000\n")
+    assert shelf._default_limit(str(limit)) == 1024000
+    monkeypatch.setattr(os, "sysconf", {"SC_PHYS_PAGES": 1 << 20, "SC_PAGE_SIZE": 4096 << 8}.__getitem__)
+    limit.unlink()
+    assert shelf._default_limit(str(limit)) == 1 << 30
+
+
 def test_a_frame_larger_than_the_bound_travels_as_bytes(pair: Pair) -> None:
     pair[1]._direct.room.limit = LARGE  # type: ignore[union-attr]
     for i in range(3):
@@ -283,7 +299,7 @@ def test_what_is_idle_is_given_up_at_both_ends(pair: Pair, monkeypatch: pytest.M
 
 def test_a_way_has_a_bounded_number_of_segments(pair: Pair) -> None:
     kept = []
-    for i in range(2 * segments._MOST):
+    for i in range(3 * segments._MOST):
         kept += exchange(pair, pattern(i))
         assert descriptors() <= segments._MOST
     assert lent() > segments._MOST / 2
