@@ -320,7 +320,7 @@ def rpc_async(
     nothing was sent. Where too much is under way to the callee (`max_pending` of the options), this waits for room, at
     most for the call's time.
 
-    Tensors over 256 KiB are not copied before they leave: leave them unchanged until the future is done.
+    Tensors over 256 KiB may leave without being copied first: leave them unchanged until the future is done.
     """
     worker, body = current().worker, body_of(func, args, kwargs)
     number = resolve(worker, to)
@@ -343,9 +343,9 @@ def remote(
 ) -> RRef[Any]:
     """Calls a function (often a class) on a worker, and returns a reference to its result, which stays there.
 
-    The arguments are copied when `remote` returns, but for tensors and arrays over 256 KiB, which leave without a copy:
-    leave those unchanged until `confirmed_by_owner()` of the reference is true. Those for this worker itself are always
-    copied.
+    The arguments are copied when `remote` returns, but for tensors and arrays over 256 KiB, which may leave without a
+    copy: leave those unchanged until `confirmed_by_owner()` of the reference is true. Those for this worker itself are
+    always copied.
 
     Arguments: see `rpc_sync`. `timeout` is for the making of the object.
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from actorrpc.errors import NotAMemberError
 from actorrpc.runtime.peers import Standing
 from actorrpc.wire.envelope import MARK, Flag, Kind, pack_fields
+from actorrpc.wire.transport import snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,16 +31,23 @@ class Outbox:
         self._worker = worker
 
     def emit(
-        self, to: int, out: Outgoing, frames: Sequence[Frame], hold: bool = False, trace: Trace | None = None
+        self,
+        to: int,
+        out: Outgoing,
+        frames: Sequence[Frame],
+        hold: bool = False,
+        trace: Trace | None = None,
+        lasting: bool = True,
     ) -> None:
-        """Sends a message whose payload is written. `hold`: whether it may wait for more (TR6); `trace`: its own.
+        """Sends a message whose payload is written. `hold`: whether it may wait for more (TR6); `trace`: its own;
+        `lasting`: see `Transport.send`.
 
         Raises:
             NotAMemberError, WorkerLostError: it was not sent.
         """
         if trace is not None and trace.tensors:
             with trace:
-                self.emit(to, out, frames, hold)
+                self.emit(to, out, frames, hold, None, lasting)
             return
         worker = self._worker
         if not worker.open:
@@ -56,17 +64,17 @@ class Outbox:
             peer = worker.members.reach(to)
         with peer.lock:
             if peer.busy:  # this thread is in the midst of a send: a finalizer of the user's sends
-                peer.deferred.append((out, frames))
+                peer.deferred.append((out, frames if lasting else snapshot(frames)))
                 return
             peer.busy = True
             try:
-                self._number(peer, out, frames, hold)
+                self._number(peer, out, frames, hold, lasting)
                 while peer.deferred:
                     self._number(peer, *peer.deferred.pop(0), False)
             finally:
                 peer.busy = False
 
-    def _number(self, peer: Peer, out: Outgoing, frames: Sequence[Frame], hold: bool) -> None:
+    def _number(self, peer: Peer, out: Outgoing, frames: Sequence[Frame], hold: bool, lasting: bool = True) -> None:
         """Sends a message to a peer, numbered; under its lock."""
         worker, to = self._worker, peer.record.id
         kind, flags, call, *rest = out
@@ -80,6 +88,6 @@ class Outbox:
             if len(frames) == 1:
                 worker.transport.send(to, (head + frames[0],), hold)
             else:
-                worker.transport.send(to, [head + frames[0], *frames[1:]])
+                worker.transport.send(to, [head + frames[0], *frames[1:]], False, lasting)
         except KeyError:
             raise worker.members.lost_error(peer, "the message was not sent") from None

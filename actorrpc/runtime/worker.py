@@ -236,14 +236,13 @@ class Worker:
         """
         frames, parcel = self.write(body, to, NO_CONTEXT if control else _context_here())
         context = parcel.context
-        frames = snapshot(frames)
         number = self.calls.next_id()
         try:
             flags = (Flag.REFS if parcel.refs else 0) | (Flag.CONTROL if control else Flag.COUNTED)
             if not control:
                 self.limits.admit(to, target, number, frames, True, self.calls.deadline_here(-1.0)[0], what)
             out = (Kind.TELL, flags, number, *target, self.chain(), context, _NEVER)
-            self.emit(to, out, frames, False, parcel.trace)
+            self.emit(to, out, frames, False, parcel.trace, False)
         except BaseException:
             self.limits.answered(number)
             parcel.restart()
@@ -367,7 +366,6 @@ class Worker:
         except BaseException as e:
             self.answer_error(message, e, 0)
             return
-        frames = snapshot(frames)
         self._answer(message, Kind.REPLY, Flag.REFS if parcel.refs else 0, frames, parcel)
 
     def answer_nothing(self, message: Message) -> None:
@@ -392,7 +390,8 @@ class Worker:
             kind, flags, message.call, message.creator, message.local, message.chain, message.context, _NEVER
         )
         try:
-            self.emit(message.caller, out, frames, self.crew.may_hold(), parcel.trace if parcel is not None else None)
+            trace = parcel.trace if parcel is not None else None
+            self.emit(message.caller, out, frames, self.crew.may_hold(), trace, False)
         except ActorRPCError as e:
             log.debug("%s: an answer to rank %d could not leave: %s", self.record.name, message.caller, e)
             if parcel is not None:
@@ -499,11 +498,6 @@ def _context_here() -> int:
     """Returns the autograd context that what the present thread sends belongs to."""
     context = here.context
     return context if context == NO_CONTEXT or torch.is_grad_enabled() else NO_CONTEXT
-
-
-def snapshot(frames: Sequence[Frame]) -> Sequence[Frame]:
-    """Copies the large tensors of an answer or a tell: their sender goes on, and may change them before they leave."""
-    return frames if len(frames) == 1 else [frames[0], *map(bytes, frames[1:])]
 
 
 class _NoCell:

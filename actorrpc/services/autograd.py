@@ -10,13 +10,13 @@ import torch
 from actorrpc.errors import ActorRPCError, RemoteError
 from actorrpc.runtime.handling import NO_CONTEXT, here, in_context
 from actorrpc.runtime.lanes import Job, Lane
-from actorrpc.runtime.worker import snapshot
 from actorrpc.services.contexts import Contexts, creator_of
 from actorrpc.services.ids import AUTOGRAD
 from actorrpc.services.leaves import Leaves
 from actorrpc.services.passes import Aborted, Pass
 from actorrpc.wire.envelope import Flag, Kind
 from actorrpc.wire.failures import read_failure, write_failure
+from actorrpc.wire.transport import snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -206,9 +206,9 @@ class Autograd:
     def send_grads(self, begun: Pass, peer: int, number: int, grads: Grads | None) -> None:
         """Sends the gradients of a message to its sender; None for a message that was never read here."""
         worker = self.worker
-        frames = snapshot(worker.write(grads, peer)[0])
+        frames = worker.write(grads, peer)[0]
         out = (Kind.TELL, Flag.CONTROL, number, *AUTOGRAD, begun.id, begun.context.id, _NEVER)
-        worker.emit(peer, out, frames)
+        worker.emit(peer, out, frames, lasting=False)
 
     def report(self, failed: Pass, error: BaseException) -> None:
         """Tells the root of a pass what it failed of."""

@@ -281,7 +281,7 @@ class FaultyTransport:
             self._overtaken.pop(peer, None)
         self._inner.hang_up(peer, linger)
 
-    def send(self, peer: int, frames: Sequence[Frame], hold: bool = False) -> None:
+    def send(self, peer: int, frames: Sequence[Frame], hold: bool = False, lasting: bool = True) -> None:
         """See `Transport`."""
         verdict = self._faults.judge(peer, frames)
         if verdict.death == "before":
@@ -297,7 +297,7 @@ class FaultyTransport:
                     self._put_off(peer, verdict.delay, one)
             else:
                 for one in [frames] * verdict.copies + overtaken:
-                    self._inner.send(peer, one, hold)
+                    self._inner.send(peer, one, hold, lasting)
         if verdict.death == "after":
             self._inner.flush()
             self._clock.gate().wait(0.05)  # for ZeroMQ's own thread to put it on its way

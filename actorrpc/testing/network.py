@@ -143,7 +143,7 @@ class SimTransport:
     def flush(self) -> None:
         pass
 
-    def send(self, peer: int, frames: Sequence[Frame], hold: bool = False) -> None:
+    def send(self, peer: int, frames: Sequence[Frame], hold: bool = False, lasting: bool = True) -> None:
         self._network.carry(self, peer, frames)
 
     def take(self, frames: list[Frame]) -> None:

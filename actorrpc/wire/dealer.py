@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import zmq
 
 from actorrpc.wire import pieces
+from actorrpc.wire.transport import snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,12 +49,14 @@ class DealerWay:
         """Whether it never leaves this host."""
         return self.endpoint.startswith("ipc:")
 
-    def send(self, frames: Sequence[Frame], hold: bool) -> bool:
+    def send(self, frames: Sequence[Frame], hold: bool, lasting: bool) -> bool:
         """Sends a message, or keeps it back with those before it. Returns whether something is kept back.
 
         Raises:
             KeyError: the way was closed.
         """
+        if not lasting:
+            frames = snapshot(frames)
         with self.lock:
             dealer = self.dealer
             if dealer.closed:

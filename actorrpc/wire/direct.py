@@ -4,8 +4,7 @@ A message through ZeroMQ changes threads three times on its way, since each side
 the socket and whoever sends or receives. Here the sender writes into the receiver's socket itself. Where a direct way
 is not to be had (another host, another system than Linux, a world with a token), messages travel by ZeroMQ.
 
-On the stream a message is a word of 4 bytes and its frames: the word is the size of the only frame; or, with its
-highest bit set, the number of frames, whose sizes follow in 8 bytes each.
+How messages lie on the stream is told in `wire.outgoing`.
 
 Rules:
 - DW1: nothing here blocks. What the socket does not take stays in the backlog, which the leader writes on when there
@@ -17,23 +16,24 @@ Rules:
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import itertools
 import logging
 import os
 import select
 import socket
 import struct
-import threading
 import time
-from collections import deque
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from actorrpc.wire import segments
+from actorrpc.wire.outgoing import APART, MANY, NO_WAIT, ORDERED, STOWED, STOWED_HEAD, TURNS, WORD, Outgoing, end_way
+from actorrpc.wire.segments import ORDER
+from actorrpc.wire.shelf import Room, Shelf
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections import deque
 
     from actorrpc.wire.envelope import Frame
 
@@ -42,24 +42,11 @@ AVAILABLE = hasattr(select, "epoll") and hasattr(socket, "SO_PEERCRED")
 """Whether this system has what it takes."""
 SCHEME = "unix://"
 
-_WORD = struct.Struct("<I")
-_MANY = 1 << 31
 _MOST_FRAMES = 1 << 16
 _READ = 1 << 17
 """Bytes that are read at once, where it is not known how many there are."""
-_APART = 1 << 16
-"""Bytes from which a frame is read into its own memory, and written from where it lies."""
-_COPY_BELOW = 262144
-"""Bytes below which what the socket does not take of a frame is copied."""
-_GATHER = 64
-"""How many pieces are written at once."""
-_TURNS = 16
-"""How often a way reads or writes before others have their turn."""
-_HOLD_BELOW = 2048
-_HOLD_AT_MOST = 32
 _IN, _OUT = (select.EPOLLIN, select.EPOLLOUT) if AVAILABLE else (0, 0)
 _CREDENTIALS = struct.Struct("3i")
-_NO_WAIT = getattr(socket, "MSG_DONTWAIT", 0) | getattr(socket, "MSG_NOSIGNAL", 0)
 
 
 class DirectWays:
@@ -89,6 +76,11 @@ class DirectWays:
             self._listener.close()
             raise
         self.endpoint = SCHEME + path
+        self.room = Room() if segments.AVAILABLE else None
+        """Where the large frames come from that are sent here; None where this system has no such thing."""
+        self._stocks: set[Outgoing] = set()
+        """Ways with segments to fill."""
+        self._tidied = 0.0
 
     def dial(self, endpoint: str) -> Outgoing | None:
         """Opens a way; returns None where nobody listens, or too many wait there to be let in."""
@@ -134,14 +126,16 @@ class DirectWays:
                 log.warning("a process of another user (%d) was turned away", user)
                 here.close()
                 continue
-            self._incoming[here.fileno()] = _Incoming(here, self._buffer)
+            self._incoming[here.fileno()] = _Incoming(here, self._buffer, self.room)
             self._epoll.register(here.fileno(), _IN)
 
     def _forget(self, incoming: _Incoming) -> None:
         fd = incoming.socket.fileno()
         del self._incoming[fd]
         self._epoll.unregister(fd)
-        _end(incoming.socket)
+        if incoming.shelf is not None:
+            incoming.shelf.close()
+        end_way(incoming.socket)
 
     def arm(self, outgoing: Outgoing) -> None:
         """Has the leader go on with a backlog."""
@@ -155,6 +149,30 @@ class DirectWays:
         fd = outgoing.socket.fileno()
         if self._outgoing.pop(fd, None) is not None:
             self._epoll.unregister(fd)
+
+    def stocked(self, outgoing: Outgoing) -> None:
+        """Has `tidy` look at a way."""
+        self._stocks.add(outgoing)
+
+    def tidy(self, timeout: float | None) -> float | None:
+        """Gives up segments that have not been used for long. Returns how long the leader may sleep, at most
+        `timeout`, until it is to do that again.
+        """
+        if not self._stocks:
+            return timeout
+        now = time.monotonic()
+        left = self._tidied + segments.IDLE_SECONDS / 4 - now
+        if left <= 0:
+            self._tidied, left = now, segments.IDLE_SECONDS / 4
+            for outgoing in list(self._stocks):
+                self._stocks.discard(outgoing)  # first: another thread may be ordering something for it
+                if not outgoing.tidy(now):
+                    self._stocks.add(outgoing)
+        return left if timeout is None else min(timeout, left)
+
+    def forget_stock(self, outgoing: Outgoing) -> None:
+        """Takes `stocked` back."""
+        self._stocks.discard(outgoing)
 
     def close(self, linger: float = 0.0) -> None:
         """Closes everything; backlogs get `linger` seconds to leave."""
@@ -177,12 +195,16 @@ class _Incoming:
     Arguments:
         socket: this end of it.
         buffer: what is read first goes there; the leader's, for all ways.
+        room: where segments for large frames are taken from.
     """
 
-    __slots__ = ("_apart", "_buffer", "_filled", "_frames", "_rest", "_sizes", "socket")
+    __slots__ = ("_apart", "_buffer", "_filled", "_frames", "_rest", "_room", "_sizes", "_stowed", "shelf", "socket")
 
-    def __init__(self, socket: socket.socket, buffer: memoryview) -> None:
-        self.socket, self._buffer = socket, buffer
+    def __init__(self, socket: socket.socket, buffer: memoryview, room: Room | None) -> None:
+        self.socket, self._buffer, self._room = socket, buffer, room
+        self.shelf: Shelf | None = None
+        self._stowed: list[Frame] = []
+        """Of a message that is read frame by frame: the frames that lie in a segment."""
         self._rest = b""
         """The beginning of a message that was not whole."""
         self._frames: list[Frame] = []
@@ -196,15 +218,15 @@ class _Incoming:
         """Reads what is there, within reason. Returns False at the end of the way, or where it makes no sense."""
         try:
             if self._apart is None:
-                count = self.socket.recv_into(self._buffer, 0, _NO_WAIT)
+                count = self.socket.recv_into(self._buffer, 0, NO_WAIT)
                 if not count:
                     return False
                 data = self._buffer[:count]
-                self._take(self._rest + data if self._rest else data if count >= _APART else bytes(data), messages)
-            for _ in range(_TURNS):
+                self._take(self._rest + data if self._rest else data if count >= APART else bytes(data), messages)
+            for _ in range(TURNS):
                 if self._apart is None:
                     break
-                count = self.socket.recv_into(self._apart[self._filled :], 0, _NO_WAIT)
+                count = self.socket.recv_into(self._apart[self._filled :], 0, NO_WAIT)
                 if not count:
                     return False
                 self._filled += count
@@ -221,11 +243,15 @@ class _Incoming:
         """Takes whole messages from data, and keeps the rest."""
         at, end = 0, len(data)
         while end - at >= 4:
-            (word,) = _WORD.unpack_from(data, at)
-            if word >= _MANY:
-                count = word - _MANY
+            (word,) = WORD.unpack_from(data, at)
+            if word >= MANY:
+                count = word - MANY
                 if not 0 < count <= _MOST_FRAMES:
-                    raise _NonsenseError(f"a message of {count} frames")
+                    start = self._take_special(word, data, at, end, messages)
+                    if start < 0:
+                        break
+                    at = start
+                    continue
                 start = at + 4 + 8 * count
                 if start > end:
                     break
@@ -236,12 +262,39 @@ class _Incoming:
             if start + word <= end:
                 messages.append([bytes(data[start : start + word])])
                 at = start + word
-            elif word < _APART:
+            elif word < APART:
                 break
             else:
                 self._sizes = [word]
                 at = self._next(data, start, messages)
         self._rest = bytes(data[at:]) if at < end else b""
+
+    def _take_special(
+        self, word: int, data: bytes | memoryview, at: int, end: int, messages: deque[list[Frame]]
+    ) -> int:
+        """Takes an order, or a message that lies in a segment. Returns where the next begins, -1: more is to come."""
+        if word == MANY | ORDERED:
+            at += 4
+            if end - at < ORDER.size:
+                return -1
+            if self.shelf is None and self._room is not None:
+                self.shelf = Shelf(self.socket, self._room)
+            if self.shelf is not None:
+                self.shelf.order(*ORDER.unpack_from(data, at))
+            return at + ORDER.size
+        count = word - MANY - STOWED
+        if not 1 < count <= _MOST_FRAMES:
+            raise _NonsenseError(f"a message that begins with {word:#x}")
+        start = at + STOWED_HEAD.size + 8 * count
+        if start > end:
+            return -1
+        _, number = STOWED_HEAD.unpack_from(data, at)
+        size, *sizes = struct.unpack_from(f"<{count}Q", data, at + STOWED_HEAD.size)
+        stowed = None if self.shelf is None else self.shelf.take(number, sizes)
+        if stowed is None:
+            raise _NonsenseError(f"a message of {sum(sizes)} bytes in segment {number}")
+        self._sizes, self._stowed = [size], stowed
+        return self._next(data, start, messages)
 
     def _next(self, data: bytes | memoryview, at: int, messages: deque[list[Frame]]) -> int:
         """Goes on with a message frame by frame, from data or, at its end, into memory of its own; returns where."""
@@ -265,176 +318,9 @@ class _Incoming:
                 return at
             frames.append(memory)
         frames[0] = bytes(frames[0])
+        if self._stowed:
+            frames += self._stowed
+            self._stowed = []
         messages.append(frames)
         self._frames, self._sizes = [], []
         return at
-
-
-class Outgoing:
-    """A way that was dialled.
-
-    Arguments:
-        socket: this end of it.
-        ways: whose leader goes on with what the socket does not take.
-    """
-
-    __slots__ = ("_backlog", "_held", "_lock", "_open", "_sending", "_ways", "socket")
-
-    def __init__(self, socket: socket.socket, ways: DirectWays) -> None:
-        self.socket, self._ways = socket, ways
-        # Reentrant: the collector may run a finalizer of the user's, which sends, in the midst of a send.
-        self._lock = threading.RLock()
-        self._held: list[Sequence[Frame]] = []
-        self._backlog: deque[Frame] = deque()
-        self._sending = False
-        self._open = True
-
-    is_local = True
-    """Whether it never leaves this host."""
-
-    def send(self, frames: Sequence[Frame], hold: bool) -> bool:
-        """Sends a message, or keeps it back with those before it. Returns whether something is kept back.
-
-        Raises:
-            KeyError: the way was closed.
-        """
-        with self._lock:
-            if not self._open:
-                raise KeyError(self.socket)
-            held = self._held
-            held.append(frames)
-            if hold and len(held) < _HOLD_AT_MOST and len(frames) == 1 and len(frames[0]) < _HOLD_BELOW:
-                return True
-            if not self._sending:
-                self._flush()
-            return False
-
-    def flush(self) -> None:
-        """Sends what is kept back."""
-        if self._held:
-            with self._lock:
-                if self._held and self._open and not self._sending:
-                    self._flush()
-
-    def _flush(self) -> None:
-        self._sending = True
-        try:
-            while self._held:
-                held, self._held = self._held, []
-                small: list[Frame] = []
-                pieces: list[bytes | memoryview] = []
-                for frames in held:
-                    if len(frames) == 1 and len(frames[0]) < _APART:
-                        small += (_WORD.pack(len(frames[0])), frames[0])
-                        continue
-                    sizes = [memoryview(frame).nbytes for frame in frames]
-                    small.append(struct.pack(f"<I{len(sizes)}Q", _MANY + len(sizes), *sizes))
-                    for frame, size in zip(frames, sizes, strict=True):
-                        if size < _APART:
-                            small.append(frame)
-                        elif size:
-                            pieces += (b"".join(small), memoryview(frame).cast("B"))
-                            small = []
-                if small:
-                    pieces.append(b"".join(small))
-                self._write(pieces)
-        finally:
-            self._sending = False
-
-    def _write(self, pieces: list[bytes | memoryview]) -> None:
-        count = 0
-        if not self._backlog:
-            try:
-                if len(pieces) == 1:
-                    count = self.socket.send(pieces[0], _NO_WAIT)
-                else:
-                    count = self.socket.sendmsg(pieces[:_GATHER], (), _NO_WAIT)
-            except BlockingIOError:
-                pass
-            except OSError as e:
-                log.debug("a direct way has ended: %s", e)  # DW3
-                return
-        for piece in pieces:
-            size = len(piece)
-            if count >= size:
-                count -= size
-                continue
-            rest = memoryview(piece)[count:]
-            count = 0
-            self._backlog.append(rest if size >= _COPY_BELOW else bytes(rest))
-        if self._backlog:
-            self._ways.arm(self)
-
-    def go_on(self) -> None:
-        """Writes what the socket takes of the backlog, within reason."""
-        with self._lock:
-            if self._sending:
-                return
-            self._sending = True
-            try:
-                done = self._write_backlog()
-            finally:
-                self._sending = False
-            if done and self._held:  # a finalizer has sent something in the meantime
-                self._flush()
-            if done and not self._backlog:
-                self._ways.disarm(self)
-                if not self._open:
-                    self._end()
-
-    def _write_backlog(self) -> bool:
-        backlog = self._backlog
-        for _ in range(_TURNS):
-            if not backlog:
-                return True
-            try:
-                count = self.socket.sendmsg(itertools.islice(backlog, _GATHER), (), _NO_WAIT)
-            except BlockingIOError:
-                return False
-            except OSError as e:
-                log.debug("a direct way has ended: %s", e)
-                backlog.clear()
-                return True
-            while count:
-                first = backlog.popleft()
-                if count < len(first):
-                    backlog.appendleft(memoryview(first)[count:])
-                    break
-                count -= len(first)
-        return not backlog
-
-    def drain(self, linger: float) -> None:
-        """Gives the backlog some seconds to leave, and closes the way. Blocks: at the end of a worker."""
-        poll, end = select.poll(), time.monotonic() + linger
-        poll.register(self.socket.fileno(), select.POLLOUT)
-        while self._backlog:
-            left = end - time.monotonic()
-            if left <= 0 or not poll.poll(left * 1000):
-                break
-            self.go_on()
-        with self._lock:
-            if self.socket.fileno() >= 0:
-                self._open = False
-                self._end()
-
-    def close(self, linger: float) -> None:
-        """Closes the way. `linger`, unless 0: the backlog may still leave, as long as the leader receives."""
-        with self._lock:
-            if not self._open:
-                return
-            if linger and self._held and not self._sending:
-                self._flush()
-            self._open = False
-            if not (linger and self._backlog):
-                self._end()
-
-    def _end(self) -> None:
-        self._backlog.clear()
-        self._ways.disarm(self)
-        _end(self.socket)
-
-
-def _end(way: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        way.shutdown(socket.SHUT_RDWR)
-    way.close()

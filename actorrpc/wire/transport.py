@@ -64,7 +64,7 @@ class Transport(Protocol):
     emptied: int
     """How many times `receive` has found nothing there."""
 
-    def send(self, peer: int, frames: Sequence[Frame], hold: bool = False) -> None:
+    def send(self, peer: int, frames: Sequence[Frame], hold: bool = False, lasting: bool = True) -> None:
         """Queues one message for a dialled peer. Never blocks.
 
         Arguments:
@@ -72,6 +72,8 @@ class Transport(Protocol):
             frames: its parts.
             hold: whether it may wait for others to the same peer: until the next `receive` that finds nothing at once,
                 or `flush`, or until enough are held. It keeps its place before all later ones.
+            lasting: whether the frames stay as they are until they have left. Those of an answer or a tell may not:
+                their sender has no moment at which it could know that. Then they are copied.
 
         Raises:
             KeyError: the peer was not dialled, or hung up.
@@ -91,3 +93,8 @@ class Transport(Protocol):
 
     def close(self, linger: float = 0.0) -> None:
         """Frees everything; what is queued gets `linger` seconds to leave. Only after the last `receive` returned."""
+
+
+def snapshot(frames: Sequence[Frame]) -> Sequence[Frame]:
+    """Copies the frames of a message that may change before they have left; the first cannot."""
+    return frames if len(frames) == 1 else [frames[0], *map(bytes, frames[1:])]

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from actorrpc.wire.curve import Keys
-    from actorrpc.wire.direct import Outgoing
     from actorrpc.wire.envelope import Frame
+    from actorrpc.wire.outgoing import Outgoing
 
 log = logging.getLogger("actorrpc")
 _IPC_PATH_LIMIT = 100
@@ -204,8 +204,8 @@ class ZmqTransport:
                 self._lookout.leave(peer)
             way.close(linger)
 
-    def send(self, peer: int, frames: Sequence[Frame], hold: bool = False) -> None:
-        if self._ways[peer].send(frames, hold):
+    def send(self, peer: int, frames: Sequence[Frame], hold: bool = False, lasting: bool = True) -> None:
+        if self._ways[peer].send(frames, hold, lasting):
             self.holding = True
 
     def flush(self) -> None:
@@ -242,6 +242,8 @@ class ZmqTransport:
     def _wait(self, timeout: float | None) -> None:
         """Waits until a message is there, `wake` is called or time runs out."""
         end = None
+        if self._direct is not None:
+            timeout = self._direct.tidy(timeout)
         while self._look(timeout) and not self._unpacked and not self._woken:
             if timeout is not None:  # something was done, but there is no whole message yet
                 now = time.monotonic()

@@ -253,9 +253,9 @@ def test_unused_tensors_cost_no_bytes_on_the_way_back() -> None:
     sizes: list[int] = []
     original = mine.worker.emit
 
-    def emit(to: int, out: Any, frames: Any, hold: bool = False, trace: Any = None) -> None:
+    def emit(to: int, out: Any, frames: Any, hold: bool = False, trace: Any = None, lasting: bool = True) -> None:
         sizes.append(sum(memoryview(frame).nbytes for frame in frames))
-        original(to, out, frames, hold, trace)
+        original(to, out, frames, hold, trace, lasting)
 
     with autograd.context() as context_id:
         results = rpc.rpc_sync(1, three_big_ones, args=(leaf(1.0),))

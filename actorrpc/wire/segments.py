@@ -1,0 +1,271 @@
+"""Shared memory for what is large along a direct way: its sender fills a segment, its receiver's tensors lie in it.
+
+A segment belongs to one way. The receiver makes it, when the sender asks along the way, and gives the sender its
+descriptor along the same socket in the other direction; that is all that travels there. So nothing has a name that
+could be left behind, nobody else can open it, and the sender knows that the receiver has it.
+
+Rules:
+- SG1: a segment is the sender's from the grant, or the news that it is free, until the message that names it; from then
+  on it is the receiver's, until no view of it is left. Nobody touches what is the other's.
+- SG2: no message waits for a segment. What finds none that is free, or none at all, travels as bytes.
+- SG3: a finalizer takes no lock. It may run anywhere, also in a forked child, which tells nobody anything.
+- SG4: a forked child inherits what its parent holds: from then on both see their own copy, and the sender never fills
+  that segment again. So before a fork what is on loan is mapped anew, as a private copy-on-write view, in its place.
+"""
+
+from __future__ import annotations
+
+import array
+import ctypes
+import logging
+import mmap
+import os
+import socket
+import struct
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from actorrpc.wire.envelope import Frame
+
+log = logging.getLogger("actorrpc")
+AVAILABLE = hasattr(os, "memfd_create") and hasattr(socket, "MSG_CMSG_CLOEXEC")
+"""Whether this system has what it takes."""
+LARGE: Final = 256 * 1024
+"""Bytes from which the buffers of a message go into a segment: below, the socket is as fast."""
+ORDER: Final = struct.Struct("<IIQ")
+"""What a sender asks for, along the way: what, the segment's number, its size."""
+WANT, DROP = 1, 2
+"""Orders: make that segment; I have let go of it."""
+IDLE_SECONDS: Final = 10.0
+"""After which a segment that is free is given up."""
+
+NEWS = struct.Struct("<II")
+"""What a receiver says: what, the segment's number."""
+GRANTED, FREE, GONE, REFUSED = 1, 2, 3, 4
+_PATIENCE_SECONDS = 1.0
+"""For which a sender does not ask again, once it was refused."""
+_MOST = 32
+"""Segments of one way: so that what is told of them always has room in the socket."""
+_UNANSWERED = 2
+_ALIGNMENT = 64
+HOW = getattr(socket, "MSG_DONTWAIT", 0) | getattr(socket, "MSG_NOSIGNAL", 0)
+_BOTH = mmap.PROT_READ | mmap.PROT_WRITE if AVAILABLE else 0
+
+
+def _function(name: str, result: Any, *arguments: Any) -> Any:
+    function = getattr(ctypes.CDLL(None, use_errno=True), name)
+    function.restype, function.argtypes = result, arguments
+    return function
+
+
+if AVAILABLE:
+    # Python's own mmap holds a second descriptor, and cannot map anew in the same place.
+    _address, _size, _int = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+    _mmap = _function("mmap", _address, _address, _size, _int, _int, _int, ctypes.c_long)
+    unmap = _function("munmap", _int, _address, _size)
+    _view = ctypes.pythonapi.PyMemoryView_FromMemory
+    _view.restype, _view.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)
+
+
+def map_memory(fd: int, size: int, flags: int, at: int = 0) -> int:
+    """Maps a segment; returns its address."""
+    address = _mmap(at or None, size, _BOTH, flags, fd, 0)
+    if address in (None, ctypes.c_void_p(-1).value):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return int(address)
+
+
+def array_over(address: int, size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Returns mapped memory as an array; it does not keep the memory mapped."""
+    return np.frombuffer(_view(address, size, 0x200), np.uint8)  # PyBUF_WRITE
+
+
+def rounded(size: int) -> int:
+    """Returns the size of a segment for that many bytes: one of four between two powers of two."""
+    step = max(LARGE // 4, 1 << max(0, (size - 1).bit_length() - 3))
+    return -(-size // step) * step
+
+
+def places_of(sizes: Sequence[int]) -> tuple[list[int], int]:
+    """Returns where in a segment frames of these sizes lie, and the end of the last one."""
+    places, at = [], 0
+    for size in sizes:
+        places.append(at)
+        at += -(-size // _ALIGNMENT) * _ALIGNMENT
+    return places, at
+
+
+class Stock:
+    """The segments that a sender may fill along one way.
+
+    Arguments:
+        socket: along which the receiver tells of them.
+    """
+
+    def __init__(self, socket: socket.socket) -> None:
+        self._socket = socket
+        # Reentrant: the collector may run a finalizer of the user's, which sends, at any point in here.
+        self._lock = threading.RLock()
+        self._free: list[_Filled] = []
+        """What may be filled; used last, last."""
+        self._away: dict[int, _Filled] = {}
+        self._wanted: dict[int, int] = {}
+        self._last = 0
+        self._patient_until = 0.0
+        self._orders = b""
+        """What to send with the next ones."""
+        self._cramped = False
+        """Whether there was no room for the last one that was wanted."""
+        self._open = True
+
+    def stow(self, frames: Sequence[Frame]) -> tuple[bytes, int, list[int]]:
+        """Copies frames into a segment, where there is one for them.
+
+        Returns orders to send before the message (or nothing), the segment's number (0: none, they travel as bytes),
+        and the frames' sizes.
+        """
+        sizes = [memoryview(frame).nbytes for frame in frames]
+        places, end = places_of(sizes)
+        with self._lock:
+            segment = self._find(end)
+            if segment is None:
+                self._hear()
+                segment = self._find(end)
+                if segment is None:
+                    orders, self._orders = self._orders + self._ask(end), b""
+                    return orders, 0, sizes
+        copied = False
+        try:
+            # Without the lock: it takes a while, and the leader may look in.
+            for frame, place, size in zip(frames, places, sizes, strict=True):
+                if size:
+                    # This way of copying lets others have the GIL meanwhile.
+                    np.copyto(segment.memory[place : place + size], np.frombuffer(frame, np.uint8))
+            copied = True
+        finally:
+            with self._lock:
+                segment.used = time.monotonic()
+                if not self._open:
+                    segment.drop()
+                elif copied:
+                    self._away[segment.number] = segment
+                else:
+                    self._free.append(segment)
+        return b"", segment.number, sizes
+
+    def _find(self, size: int) -> _Filled | None:
+        """Takes out the smallest that is large enough, and of these the last used, whose pages are warm."""
+        best: _Filled | None = None
+        for segment in reversed(self._free):
+            if size <= segment.size <= 4 * max(size, LARGE) and (best is None or segment.size < best.size):
+                best = segment
+        if best is not None:
+            self._free.remove(best)
+        return best
+
+    def _ask(self, size: int) -> bytes:
+        """Returns what to order for want of a segment of that size; nothing where enough are on order."""
+        if not self._open or len(self._wanted) >= _UNANSWERED or time.monotonic() < self._patient_until:
+            return b""
+        orders = b""
+        if self._cramped or len(self._free) + len(self._away) + len(self._wanted) >= _MOST:
+            orders, self._cramped = self._give_up(list(self._free)), False  # they are of the wrong size
+            if len(self._away) + len(self._wanted) >= _MOST:
+                return orders
+        self._last += 1
+        self._wanted[self._last] = size = rounded(size)
+        return orders + ORDER.pack(WANT, self._last, size)
+
+    def _give_up(self, segments: Sequence[_Filled]) -> bytes:
+        orders = b""
+        for segment in segments:
+            self._free.remove(segment)
+            segment.drop()
+            orders += ORDER.pack(DROP, segment.number, 0)
+        return orders
+
+    def _hear(self) -> None:
+        """Reads what the receiver tells."""
+        while self._open:
+            try:
+                data, rights, _, _ = self._socket.recvmsg(4096, 256, HOW | socket.MSG_CMSG_CLOEXEC)
+            except OSError:  # nothing there; or the way has ended
+                return
+            fds = array.array("i")
+            for _, _, got in rights:
+                fds.frombytes(got[: len(got) // 4 * 4])
+            if not data:
+                return
+            for what, number in NEWS.iter_unpack(data[: len(data) // NEWS.size * NEWS.size]):
+                if what == GRANTED:
+                    self._granted(number, fds.pop(0) if fds else -1)
+                elif what == REFUSED:
+                    self._wanted.pop(number, None)
+                    self._patient_until, self._cramped = time.monotonic() + _PATIENCE_SECONDS, True
+                else:
+                    segment = self._away.pop(number, None)
+                    if segment is None:
+                        continue
+                    if what == FREE:
+                        self._free.append(segment)
+                    else:
+                        segment.drop()
+            for fd in fds:
+                os.close(fd)
+
+    def _granted(self, number: int, fd: int) -> None:
+        size = self._wanted.pop(number, None)
+        if fd >= 0 and size is not None:
+            try:
+                self._free.append(_Filled(number, size, map_memory(fd, size, mmap.MAP_SHARED)))
+            except OSError as e:
+                log.debug("a segment cannot be mapped: %s", e)
+            else:
+                os.close(fd)
+                return
+        if fd >= 0:
+            os.close(fd)
+        self._orders += ORDER.pack(DROP, number, 0)  # it is of no use
+        self._patient_until = time.monotonic() + 60 * _PATIENCE_SECONDS
+
+    def trim(self, now: float) -> bytes:
+        """Gives up what has not been used for long; returns the orders that say so."""
+        with self._lock:
+            self._hear()
+            orders, self._orders = self._orders, b""
+            return orders + self._give_up([s for s in self._free if now - s.used >= IDLE_SECONDS])
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing that might be given up later."""
+        return not (self._free or self._away or self._wanted)
+
+    def close(self) -> None:
+        """Lets go of everything."""
+        with self._lock:
+            self._open = False
+            for segment in [*self._free, *self._away.values()]:
+                segment.drop()
+            self._free, self._away = [], {}
+
+
+class _Filled:
+    """A segment at its sender's."""
+
+    __slots__ = ("_address", "memory", "number", "size", "used")
+
+    def __init__(self, number: int, size: int, address: int) -> None:
+        self.number, self.size, self._address = number, size, address
+        self.memory = array_over(address, size)
+        self.used = time.monotonic()
+
+    def drop(self) -> None:
+        """Unmaps it. Only who has taken it out may."""
+        unmap(self._address, self.size)
