@@ -18,6 +18,7 @@ import pytest
 from benchmarks import rows
 from benchmarks.pairs import Lane, Measures, Plan, Team, compare, ratio
 from benchmarks.rows import Result, Row, complaints, result_of, results_of, table
+from benchmarks.soak import Ledger, Outcome, growth_of, soak
 
 ROOT = Path(__file__).parent.parent
 QUICK = ["calls", "throughput", "bytes", "train", "busy", "init", "memory"]
@@ -161,3 +162,29 @@ def test_the_page_names_every_section_and_the_slack() -> None:
     for section in QUICK:
         assert re.search(rf"`{section}`", page), section
     assert f"{rows.SLACK:g}" in page or "three quarters" in page
+
+
+# -- the soak
+
+
+def test_the_book_of_calls_sees_what_is_lost_and_what_comes_twice() -> None:
+    ledger = Ledger()
+    for number in (0, 2, 1, 4, 2, 4):
+        ledger.enter(number)
+    assert (ledger.came, ledger.repeated) == (4, 2)
+    assert not Outcome({}, 0, 0, {"memory": 5.0}, []).complaints()
+    assert len(Outcome({}, 1, 0, {"memory": 100.0}, []).complaints()) == 2
+
+
+def test_growth_is_what_the_last_third_is_above_the_middle_one() -> None:
+    levels = [50, 90, 100, 100, 100, 101, 130, 130, 131]
+    slices = [[{"memory": float(level)}, {"memory": 7.0}] for level in levels]
+    assert growth_of(slices) == {"memory": 30.0}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_minute_of_everything_loses_no_call_and_grows_by_nothing() -> None:
+    outcome = soak(60, 4)
+    assert not outcome.complaints(), outcome
+    assert set(outcome.done) == {"calls", "tensors", "references", "contexts"}
