@@ -106,10 +106,16 @@ def test_only_the_world_that_is_asked_goes_on_and_none_is_left() -> None:
 
 @needs_proc
 def test_a_world_that_fails_says_why_and_none_is_left() -> None:
-    with Team(Lane("a", clocks, size=1)) as a, Team(Lane("b", clocks, size=1)) as b:
-        pids = [*a.pids, *b.pids]
-        with pytest.raises(SystemExit, match="on purpose"):
+    pids: list[int] = []
+
+    def failing() -> None:
+        with Team(Lane("a", clocks, size=1)) as a, Team(Lane("b", clocks, size=1)) as b:
+            pids.extend([*a.pids, *b.pids])
             a.ask("fail", 0.01)
+
+    with pytest.raises(SystemExit, match="on purpose"):
+        failing()
+    assert len(pids) == 2
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
