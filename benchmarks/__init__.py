@@ -1,1 +1,1 @@
-"""Measurements beside other libraries, each run with ``python -m benchmarks.<name>``."""
+"""Measurements beside other libraries: ``python -m benchmarks``, or ``python -m benchmarks.<name>``."""

@@ -42,7 +42,7 @@ PRELOAD = ["torch", "torch.distributed.rpc", "torch._dynamo", "actorrpc", "actor
 Figures = dict[str, float]
 Measure = Callable[[float], float]
 """Measures for so many seconds, and returns one figure."""
-Measures = Mapping[str, Measure]
+Measures = Mapping[str, Callable[[float], Any]]
 Samples = dict[str, dict[str, list[float]]]
 """By what was measured, and by lane, the figures of all blocks; those with the same place lay side by side."""
 
@@ -226,9 +226,17 @@ class Team:
     def ask(self, key: str, seconds: float) -> float:
         """Lets the processes go on for one measure, and returns its figure."""
         with self.going_on():
-            with contextlib.suppress(ConnectionError):  # the answer says it
-                self._pipes[0].send((key, seconds * self.lane.share))
-            return float(self._answer("value"))
+            return float(self.have(key, seconds * self.lane.share))
+
+    def have(self, key: str, seconds: float) -> Any:
+        """Has one measure made, while the processes go on anyway; returns what it found.
+
+        Raises:
+            SystemExit: a process has failed or died; the text has its traceback.
+        """
+        with contextlib.suppress(ConnectionError):  # the answer says it
+            self._pipes[0].send((key, seconds))
+        return self._answer("value")
 
     @contextlib.contextmanager
     def going_on(self) -> Iterator[None]:

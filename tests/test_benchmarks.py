@@ -18,6 +18,7 @@ import pytest
 from benchmarks import rows
 from benchmarks.pairs import Lane, Measures, Plan, Team, compare, ratio
 from benchmarks.rows import Result, Row, complaints, result_of, results_of, table
+from benchmarks.soak import Ledger, Outcome, growth_of
 
 ROOT = Path(__file__).parent.parent
 QUICK = ["calls", "throughput", "bytes", "train", "busy", "init", "memory"]
@@ -105,10 +106,16 @@ def test_only_the_world_that_is_asked_goes_on_and_none_is_left() -> None:
 
 @needs_proc
 def test_a_world_that_fails_says_why_and_none_is_left() -> None:
-    with Team(Lane("a", clocks, size=1)) as a, Team(Lane("b", clocks, size=1)) as b:
-        pids = [*a.pids, *b.pids]
-        with pytest.raises(SystemExit, match="on purpose"):
+    pids: list[int] = []
+
+    def failing() -> None:
+        with Team(Lane("a", clocks, size=1)) as a, Team(Lane("b", clocks, size=1)) as b:
+            pids.extend([*a.pids, *b.pids])
             a.ask("fail", 0.01)
+
+    with pytest.raises(SystemExit, match="on purpose"):
+        failing()
+    assert len(pids) == 2
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
@@ -161,3 +168,33 @@ def test_the_page_names_every_section_and_the_slack() -> None:
     for section in QUICK:
         assert re.search(rf"`{section}`", page), section
     assert f"{rows.SLACK:g}" in page or "three quarters" in page
+
+
+# -- the soak
+
+
+def test_the_book_of_calls_sees_what_is_lost_and_what_comes_twice() -> None:
+    ledger = Ledger()
+    for number in (0, 2, 1, 4, 2, 4):
+        ledger.enter(number)
+    assert (ledger.came, ledger.repeated) == (4, 2)
+    assert not Outcome({}, 0, 0, {"memory": 5.0}, []).complaints()
+    assert len(Outcome({}, 1, 0, {"memory": 100.0}, []).complaints()) == 2
+
+
+def test_growth_is_what_the_last_third_is_above_the_middle_one() -> None:
+    levels = [50, 90, 100, 100, 100, 101, 130, 130, 131]
+    slices = [[{"memory": float(level)}, {"memory": 7.0}] for level in levels]
+    assert growth_of(slices) == {"memory": 30.0}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_minute_of_everything_loses_no_call_and_grows_by_nothing(tmp_path: Path) -> None:
+    written = tmp_path / "soak.json"
+    command = [sys.executable, "-m", "benchmarks.soak", "--minutes", "1", "--slice", "3", "--json", str(written)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    outcome = json.loads(written.read_text())
+    assert set(outcome["done"]) == {"calls", "tensors", "references", "contexts"}
+    assert all(outcome["done"].values())
