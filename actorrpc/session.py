@@ -316,6 +316,7 @@ def _made(name: str, rank: int, options: RpcBackendOptions, role: str, index: in
         return own.make(name, rank, options, role, index)
     keys = None if options.security_token is None else Keys.of(options.security_token)
     store = SealedStore(options.init_method, rank, keys)
+    transport: Transport | None = None
     try:
         address = local_address(store.master_host, options.address)
         if keys is None and rank == 0 and not is_loopback(address):
@@ -324,7 +325,7 @@ def _made(name: str, rank: int, options: RpcBackendOptions, role: str, index: in
                 "run code there. Give all workers the same token (security_token, or ACTORRPC_TOKEN)",
                 name, address,
             )  # fmt: skip
-        transport: Transport = ZmqTransport(address, keys=keys, silence=options.heartbeat_timeout)
+        transport = ZmqTransport(address, keys=keys, silence=options.heartbeat_timeout)
         log.info("%s (rank %d) listens at %s", name, rank, ", ".join(transport.endpoints))
         record = Record(
             rank, name, new_incarnation(), tuple(transport.endpoints), socket.gethostname(), _boot(), os.getpid(),
@@ -335,15 +336,17 @@ def _made(name: str, rank: int, options: RpcBackendOptions, role: str, index: in
         worker = Worker(
             record, transport, SystemClock(), threads=options.num_worker_threads, timeout=options.rpc_timeout
         )
+        worker.limits.set(options.max_pending, options.max_pending_bytes)
+        worker.limits.most_message = options.max_message_bytes
+        session = Session(worker, store, options)
+        if options.report_leaks:
+            session.objects.leaks = Leaks(session.objects)
+        return session
     except BaseException:
+        if transport is not None:
+            transport.close()
         store.close()
         raise
-    worker.limits.set(options.max_pending, options.max_pending_bytes)
-    worker.limits.most_message = options.max_message_bytes
-    session = Session(worker, store, options)
-    if options.report_leaks:
-        session.objects.leaks = Leaks(session.objects)
-    return session
 
 
 def is_alive(pid: int) -> bool:
