@@ -3,8 +3,8 @@
 What an ended process sent is heard out first: an answer, a goodbye, the end of the world. A connection that has ended
 says less: the network may have lost it, this process may have stood still, or the peer has left and its goodbye, which
 comes by another connection, is on its way. So the peer is asked, by a message that goes by a new connection: an answer
-shows that it is there, and that no message to it was lost before that. Each end of a connection asks anew, since what was
-sent after the last question may be lost with it.
+shows that it is there, and that no message to it was lost before that. Each end of a connection asks anew, since what
+was sent after the last question may be lost with it.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Doubts:
         self.open: dict[int, _Doubt] = {}
         """By the peers' numbers."""
         self.ask: Callable[[int, float, int], None] | None = None
-        """Asks a peer for an answer within some seconds, upon which `reassure` is called with the question's number. From
-        any thread.
+        """Asks a peer for an answer within some seconds, upon which `reassure` is called with the question's number.
+        From any thread.
         """
         self._questions = itertools.count(1)
         worker.transport.told = self.hear

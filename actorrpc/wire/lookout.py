@@ -13,9 +13,9 @@ ZeroMQ facts that bind this file:
 - LO5: a direct way (`wire.direct`) has no heartbeats, and needs none: the system says whether a process of this host
   stands still.
 - LO4: a monitor blocks ZeroMQ's own thread when nobody takes its news. So its reader has no high-water mark.
-- LO6: an altered length has a receiver wait for the rest of a frame that has none, and take what follows for it; it
-  answers pings all the while, and gets its own answered. Only its own timeout sees that nothing whole comes any more: any
-  message that was taken in whole stops that clock. So it is no longer than the time to live, and no frame may take as long.
+- LO6: an altered length has a receiver wait for the rest of a frame that has none, and take what follows for it; pings
+  go on both ways all the while. Only the receiver's own timeout sees that nothing whole comes any more: each message that
+  was taken in whole stops that clock. So it is no longer than the time to live, and no frame may take as long.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("actorrpc")
 _TOLD = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
 _PING_SHARE, _LIFE_SHARE = 0.2, 0.7
-"""Of the heartbeat timeout: between two pings; and of their time to live, so that time is left to ask within it. As long
-after a ping a ROUTER closes a connection over which nothing whole has come.
+"""Of the heartbeat timeout: between two pings; and of their time to live, so that time is left to ask within it. As
+long after a ping a ROUTER closes a connection over which nothing whole has come.
 """
 _RECONNECT, _RECONNECT_AT_MOST = 20, 200
 """Milliseconds until a connection that has ended is made again, and between later attempts."""

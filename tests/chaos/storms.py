@@ -106,7 +106,8 @@ class Caller:
         return self.total
 
     def end(self, key: str, error: BaseException | None = None) -> None:
-        append(self.ended, f"{key}|{'value' if error is None else kind_of(error)}|{'' if error is None else error}")
+        kind, text = ("value", "") if error is None else (kind_of(error), str(error))
+        append(self.ended, f"{key}|{kind}|{time.monotonic()}|{text}")
 
     def settle(self, key: str, future: Any) -> None:
         try:
@@ -213,11 +214,11 @@ def storm(tally: Tally, chance: random.Random, total: int) -> None:
             world.start(process, rpc.shutdown)
         for process in living:
             world.result(process)
-        _judge(tally, folder, set(killed))
+        _judge(tally, folder, killed)
 
 
-def _judge(tally: Tally, folder: str, killed: set[str]) -> None:
-    """Compares what was begun, what has run and what was told."""
+def _judge(tally: Tally, folder: str, killed: dict[str, float]) -> None:
+    """Compares what was begun, what has run and what was told; `killed`: who, and when."""
     begun = [line.strip() for line in lines(f"{folder}/begun")]
     ended = dict(line.split("|", 1) for line in lines(f"{folder}/ended") if "|" in line)
     ran = runs(f"{folder}/runs")
@@ -229,8 +230,10 @@ def _judge(tally: Tally, folder: str, killed: set[str]) -> None:
                 tally.is_hung(f"{key} was begun and has not ended")
             kinds["died with its caller"] += 1
             continue
-        kind, _, text = ended[key].partition("|")
+        kind, at, text = ended[key].split("|", 2)
         kinds[kind] += 1
+        if kind == "lost":
+            tally.noticed.append(min((float(at) - t for t in killed.values() if t <= float(at)), default=0.0))
         if kind == "value" and ran[key] != 1:
             tally.is_lost(f"{key} was answered and has run {ran[key]} times")
         elif kind not in ("value", "lost") and "before this worker came" not in text:
