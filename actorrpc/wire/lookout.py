@@ -14,8 +14,8 @@ ZeroMQ facts that bind this file:
   stands still.
 - LO4: a monitor blocks ZeroMQ's own thread when nobody takes its news. So its reader has no high-water mark.
 - LO6: an altered length has a receiver wait for the rest of a frame that has none, and take what follows for it; pings
-  go on both ways all the while. Only the receiver's own timeout sees that nothing whole comes any more: each message that
-  was taken in whole stops that clock. So it is no longer than the time to live, and no frame may take as long.
+  go on both ways all the while. Only the receiver's own timeout sees that nothing whole comes any more: each message
+  that was taken in whole stops that clock. So it is no longer than the time to live, and no frame may take as long.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("actorrpc")
 _TOLD = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
-_PING_SHARE, _LIFE_SHARE = 0.2, 0.7
+_PING_SHARE, _LIFE_SHARE = 0.2, 0.65
 """Of the heartbeat timeout: between two pings; and of their time to live, so that time is left to ask within it. As
 long after a ping a ROUTER closes a connection over which nothing whole has come.
 """
