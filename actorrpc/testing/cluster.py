@@ -101,8 +101,8 @@ class SimProcess:
         return self.name, self.lives
 
     def kill(self) -> None:
-        """Ends it at once, as SIGKILL does. Those on its host notice within a fifth of a second; those elsewhere a second
-        later, as nobody listens there any more, or, where they are cut off from it, by silence.
+        """Ends it at once, as SIGKILL does. Those on its host notice within a fifth of a second; those elsewhere a
+        second later, as nobody listens there any more, or, where they are cut off from it, by silence.
         """
         if not self.alive:
             return
