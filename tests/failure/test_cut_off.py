@@ -14,6 +14,7 @@ import torch
 import actorrpc as rpc
 from actorrpc import session
 from actorrpc.wire.transport import News
+from tests.failure.test_heartbeats import hold_the_gil
 from tests.failure.test_lost import SHORT, SOON, kept, lost, mark, mark_and_sleep, marks
 from tests.relay import Network
 from tests.worlds import World, raised_within, until
@@ -144,6 +145,17 @@ def test_a_length_that_was_altered_on_its_way_is_noticed_as_silence_is() -> None
         assert world.on(0, rpc.rpc_sync, 1, abs, (-1,)) == 1
         network.add(1, b"\x02" + (1 << 20).to_bytes(8, "big"))
         assert "it has taken this worker for lost: messages" in world.on(0, call)
+
+
+def test_with_a_token_a_handler_that_holds_the_gil_is_not_taken_for_dead_by_who_has_just_come_to_know_it() -> None:
+    """A handshake needs a thread of Python's there, so connections neither come about nor show anything meanwhile."""
+
+    def call() -> int:
+        return int(rpc.rpc_sync(1, hold_the_gil, args=(4.0,), timeout=0))
+
+    with hosts(3, security_token="of three hosts") as (world, _):
+        assert world.on(2, call) == 1
+        assert [world.on(rank, lost, 1) for rank in (0, 2)] == ["", ""]
 
 
 def test_an_answer_to_a_question_before_the_last_cut_does_not_reassure() -> None:
