@@ -113,6 +113,17 @@ def test_what_is_easily_missed_is_covered_number_by_number() -> None:
     assert all(TEST.search(row[2]) for row in rows)
 
 
+@pytest.mark.parametrize("title", ["What is promised with a token", "What is promised in any case"])
+def test_every_promise_of_the_page_on_security_names_its_tests(title: str) -> None:
+    rows = rows_of(section_of("docs/security.md", title))
+    assert len(rows) > 3
+    assert all(len(row) == 2 and TEST.search(row[1]) for row in rows)
+
+
+def test_who_looks_for_the_security_policy_is_led_to_that_page() -> None:
+    assert "](docs/security.md)" in (ROOT / "SECURITY.md").read_text()
+
+
 @pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: str(page.relative_to(ROOT)))
 def test_python_that_a_page_shows_can_be_read(page: Path) -> None:
     for block in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):

@@ -3,11 +3,13 @@
 What an ended process sent is heard out first: an answer, a goodbye, the end of the world. A connection that has ended
 says less: the network may have lost it, this process may have stood still, or the peer has left and its goodbye, which
 comes by another connection, is on its way. So the peer is asked, by a message that goes by a new connection: an answer
-shows that it is there, and that no message to it was lost.
+shows that it is there, and that no message to it was lost before that. Each end of a connection asks anew, since what
+was sent after the last question may be lost with it.
 """
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -42,8 +44,11 @@ class Doubts:
         self._worker = worker
         self.open: dict[int, _Doubt] = {}
         """By the peers' numbers."""
-        self.ask: Callable[[int, float], None] | None = None
-        """Asks a peer for an answer within some seconds, upon which `reassure` is called. From any thread."""
+        self.ask: Callable[[int, float, int], None] | None = None
+        """Asks a peer for an answer within some seconds, upon which `reassure` is called with the question's number.
+        From any thread.
+        """
+        self._questions = itertools.count(1)
         worker.transport.told = self.hear
 
     def attend(self, peer: Peer) -> None:
@@ -62,11 +67,17 @@ class Doubts:
             return
         doubt, known = self._judge(peer, news), self.open.get(number)
         if known is not None and known.until <= doubt.until and (known.final or not doubt.final):
-            return
-        self.open[number] = doubt
-        worker.keeper.rouse()
-        if not doubt.final and known is None and self.ask is not None:
-            self.ask(number, max(0.1, doubt.until - worker.clock.now()))
+            doubt = known
+        if known is not None:
+            doubt.question = known.question
+        asks = self.ask is not None and not doubt.final and (known is None or news == News.CUT)
+        if asks:
+            doubt.question = next(self._questions)
+        if doubt is not known:
+            self.open[number] = doubt
+            worker.keeper.rouse()
+        if asks and self.ask is not None:
+            self.ask(number, max(0.1, doubt.until - worker.clock.now()), doubt.question)
 
     def _judge(self, peer: Peer, news: str) -> _Doubt:
         worker, pid = self._worker, peer.record.pid
@@ -91,10 +102,10 @@ class Doubts:
             seconds = _GOODBYE_SECONDS
         return _Doubt(now, now + seconds, reason, False)
 
-    def reassure(self, number: int) -> None:
-        """Says that a peer has answered. Under leadership too."""
+    def reassure(self, number: int, question: int) -> None:
+        """Says that a peer has answered a question. Under leadership too."""
         doubt = self.open.get(number)
-        if doubt is not None and not doubt.final:
+        if doubt is not None and not doubt.final and doubt.question == question:
             self.open.pop(number, None)
 
     def look(self, time: float) -> None:
@@ -122,6 +133,7 @@ class _Doubt:
         reason: in words.
         final: whether no answer can show that.
         emptied: how often the inbox had been empty a little after `until`.
+        question: the last one that it was asked.
     """
 
     since: float
@@ -129,3 +141,4 @@ class _Doubt:
     reason: str
     final: bool
     emptied: int | None = None
+    question: int = 0

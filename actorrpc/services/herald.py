@@ -110,19 +110,19 @@ class Herald:
 
     # -- asking
 
-    def _ask(self, number: int, seconds: float) -> None:
-        self._worker.crew.submit((Lane.CONTROL, self._request, (number, seconds)))
+    def _ask(self, number: int, seconds: float, question: int) -> None:
+        self._worker.crew.submit((Lane.CONTROL, self._request, (number, seconds, question)))
 
-    def _request(self, what: tuple[int, float]) -> None:
-        number, seconds = what
+    def _request(self, what: tuple[int, float, int]) -> None:
+        number, seconds, question = what
+        note = functools.partial(self._answered, question)
         try:
             self._worker.request(
-                number, HERALD, ("there?",), seconds, "a question whether it is there", note=self._answered,
-                flags=Flag.CONTROL,
-            )  # fmt: skip
+                number, HERALD, ("there?",), seconds, "a question whether it is there", note=note, flags=Flag.CONTROL
+            )
         except ActorRPCError as e:
             log.debug("%s: %s", self._worker.record.name, e)
 
-    def _answered(self, call: Call) -> None:
+    def _answered(self, question: int, call: Call) -> None:
         if call.failure is None:
-            self._worker.doubts.reassure(call.peer)
+            self._worker.doubts.reassure(call.peer, question)

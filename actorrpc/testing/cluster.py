@@ -10,11 +10,12 @@ import time
 from typing import TYPE_CHECKING, Any, cast
 
 from actorrpc.process import Process, living_in
-from actorrpc.runtime.peers import Record, Standing
+from actorrpc.runtime.peers import Record
 from actorrpc.runtime.worker import Worker
 from actorrpc.session import Session
 from actorrpc.testing.network import Network, SimTransport
 from actorrpc.testing.simulation import Simulation, SimulationError
+from actorrpc.wire.transport import News
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,7 +28,10 @@ if TYPE_CHECKING:
     from actorrpc.testing.simulation import Task
 
 _NOTICE_SECONDS = 0.2
-"""What those on one host need at the most to notice that a process has ended."""
+"""What it takes at the most until an ended process, or the end of its connections, is seen."""
+_SILENT_SHARE = 0.7
+"""Of the time of silence: after which a connection counts as ended; the rest is for a question and its answer."""
+_AGAIN_SECONDS = 0.5
 _EPOCH = 1e9
 
 
@@ -97,7 +101,9 @@ class SimProcess:
         return self.name, self.lives
 
     def kill(self) -> None:
-        """Ends it at once, as SIGKILL does. Those on its host notice within a fifth of a second, others by silence."""
+        """Ends it at once, as SIGKILL does. Those on its host notice within a fifth of a second; those elsewhere a
+        second later, as nobody listens there any more, or, where they are cut off from it, by silence.
+        """
         if not self.alive:
             return
         self._killed = True
@@ -162,8 +168,8 @@ class SimCluster:
     Arguments:
         seed: decides everything.
         faults: what messages come to harm by; see `Faults`.
-        silence: seconds after which those who are cut off from each other, or from one that is stopped, or whose host
-            is another one than that of a killed one, take the other for lost. None: never.
+        silence: seconds after which those who are cut off from each other, or from one that is stopped, take the other
+            for lost. None: never.
     """
 
     def __init__(self, seed: int, *, faults: Faults | None = None, silence: float | None = 10.0) -> None:
@@ -276,7 +282,7 @@ class SimCluster:
     def _make(self, of: SimProcess, name: str, rank: int, options: RpcBackendOptions, role: str, index: int) -> Session:
         number = next(self._numbers)
         address = f"sim://{of.host}/{of.name}.{number}"
-        transport = SimTransport(self.network, address)
+        transport = SimTransport(self.network, address, self.silence or 0.0)
         # A boot of its own, so that nobody looks for its process among the real ones.
         record = Record(rank, name, number, (address,), of.host, f"sim-{number}", 10_000 + number, role, index)
         worker = Worker(
@@ -297,13 +303,18 @@ class SimCluster:
                 process.kill()
 
     def _noticed(self, dead: SimProcess, session: Session) -> None:
-        """Has others notice the death of a process: at once on its host, by silence elsewhere."""
+        """Has others notice the death of a process."""
         for other in self.processes:
-            near = other.host == dead.host
-            delay = self.simulation.random.random() * _NOTICE_SECONDS if near else self.silence
-            if other is not dead and delay is not None:
-                reason = f"its process {session.worker.record.pid} has ended" if near else self._silent()
-                self._in(delay, other, session.worker.record, reason)
+            if other is dead:
+                continue
+            delay, news = self.simulation.random.random() * _NOTICE_SECONDS, News.REFUSED
+            if other.host == dead.host:
+                news = News.ENDED
+            elif frozenset((other.name, dead.name)) in self._cuts:
+                if self.silence is None:
+                    continue
+                delay, news = self.silence * _SILENT_SHARE, News.CUT
+            self._in(delay, other, session.worker.record, news)
 
     def _listen(self, a: SimProcess, b: SimProcess, still: Callable[[], bool], both: bool = True) -> None:
         """Has those who hear nothing of each other notice, where that goes on."""
@@ -313,25 +324,25 @@ class SimCluster:
         if both:
             records += [(b, session.worker.record) for session in a.sessions]
         for who, record in records:
-            self._in(self.silence, who, record, self._silent(), still)
+            self._in(self.silence * _SILENT_SHARE, who, record, News.CUT, still)
 
     def _in(
-        self, seconds: float, who: SimProcess, record: Record, reason: str, still: Callable[[], bool] = lambda: True
+        self, seconds: float, who: SimProcess, record: Record, news: str, still: Callable[[], bool] = lambda: True
     ) -> None:
-        def notice() -> None:
+        """Has a process's transports tell news of a worker, some seconds from now."""
+
+        def tell() -> None:
             if not still() or not who.alive:
                 return
+            if who._paused:
+                self._in(_AGAIN_SECONDS, who, record, news, still)
+                return
             for session in who.sessions:
-                members = session.worker.members
-                for number, peer in list(members.peers.items()):
-                    known = peer.record.incarnation == record.incarnation and peer.standing is Standing.MEMBER
-                    if known and session.worker.open:
-                        members.lose(number, reason)
+                for number, peer in list(session.worker.peers.items()):
+                    if peer.record.incarnation == record.incarnation and session.worker.open:
+                        session.worker.transport.told(number, news)
 
-        self.simulation.at(self.simulation.time + seconds, notice)
-
-    def _silent(self) -> str:
-        return f"nothing was heard of it for {self.silence:g} s"
+        self.simulation.at(self.simulation.time + seconds, tell)
 
 
 @contextlib.contextmanager

@@ -106,10 +106,18 @@ class Network:
 
 
 class SimTransport:
-    """A transport over a simulated network. See `wire.transport.Transport`."""
+    """A transport over a simulated network. See `wire.transport.Transport`.
 
-    def __init__(self, network: Network, address: str) -> None:
-        self.address = address
+    Arguments:
+        network: what carries its messages.
+        address: its own.
+        silence: see `Transport.silence`; whoever makes it tells the news.
+    """
+
+    def __init__(self, network: Network, address: str, silence: float = 10.0) -> None:
+        self.address, self.silence = address, silence
+        self.emptied = 0
+        self.told: Callable[[int, str], None] = lambda peer, news: None
         self._network = network
         self.ways: dict[int, str] = {}
         self._inbox: deque[list[Frame]] = deque()
@@ -130,9 +138,6 @@ class SimTransport:
             self._network.forget((self.address, to))
 
     holding = crowded = False
-    emptied = 0
-    silence = 10.0
-    told: Callable[[int, str], None] = staticmethod(lambda peer, news: None)
 
     def attend(self, peer: int, pid: int) -> None:
         pass
@@ -160,6 +165,7 @@ class SimTransport:
             self._receiver = self._network.simulation.here.task
             self._network.simulation.block(timeout, "a message")
             self._receiver = None
+        self.emptied += not self._inbox
         if self._woken:
             self._woken = False
             return None

@@ -23,8 +23,10 @@ BUNDLE = b"b\1"
 """Marks a frame that holds several messages."""
 _HOLD_BELOW = 2048
 _HOLD_AT_MOST = 32
-_PIECE, _LOCAL_PIECE = 1 << 20, 1 << 28
-"""The longest frame over a network, and on this host, where putting pieces together costs more than it gives."""
+_PIECE, _LOCAL_PIECE = 1 << 20, 1 << 26
+"""The longest frame over a network, and on this host, where putting pieces together costs more than it gives; but none
+may take long there either, sealed as it is with a token (LO6 in `wire.lookout`).
+"""
 
 
 class DealerWay:

@@ -5,7 +5,8 @@ ZeroMQ facts that bind this file:
   connection up. Pings of the DEALER would wait behind what is queued; where the other side takes nothing in they would
   never leave, and their timeout never begin; and an answer to one stops the clock of the TTL.
   But the first ping comes an interval after the connection, and until then no clock runs. So a little later it is seen
-  whether the other side still answers a new connection: then it has sent that ping.
+  whether the other side still greets a new connection: then it has sent that ping. The greeting is sent by ZeroMQ's own
+  thread. A handshake would tell less: with a token it needs one of Python's, which a handler may keep from running.
 - LO2: a time to live of more than 65.5 s overflows in libzmq. The ROUTER must take a known identity over (HANDOVER), or
   a connection that was made again is ignored while the old one still stands.
 - LO3: news of a closed connection does not say why: the other side closed it, or was silent for too long. A CLOSED
@@ -13,6 +14,9 @@ ZeroMQ facts that bind this file:
 - LO5: a direct way (`wire.direct`) has no heartbeats, and needs none: the system says whether a process of this host
   stands still.
 - LO4: a monitor blocks ZeroMQ's own thread when nobody takes its news. So its reader has no high-water mark.
+- LO6: an altered length has a receiver wait for the rest of a frame that has none, and take what follows for it; pings
+  go on both ways all the while. Only the receiver's own timeout sees that nothing whole comes any more: each message
+  that was taken in whole stops that clock. So it is no longer than the time to live, and no frame may take as long.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ import contextlib
 import itertools
 import logging
 import os
+import socket
 import sys
 import threading
 import time
@@ -35,13 +40,11 @@ from actorrpc.wire.transport import News
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from actorrpc.wire.curve import Keys
-
 log = logging.getLogger("actorrpc")
 _TOLD = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
-_PING_SHARE, _LIFE_SHARE, _CLEAN_UP_SHARE = 0.2, 0.7, 4.0
-"""Of the heartbeat timeout: between two pings; of their time to live, so that time is left to ask within it; and after
-which a ROUTER closes the connection of a peer that is gone.
+_PING_SHARE, _LIFE_SHARE = 0.2, 0.65
+"""Of the heartbeat timeout: between two pings; and of their time to live, so that time is left to ask within it. As
+long after a ping a ROUTER closes a connection over which nothing whole has come.
 """
 _RECONNECT, _RECONNECT_AT_MOST = 20, 200
 """Milliseconds until a connection that has ended is made again, and between later attempts."""
@@ -58,7 +61,7 @@ def beat(inbox: zmq.Socket[bytes], seconds: float) -> None:
     if seconds:
         inbox.setsockopt(zmq.HEARTBEAT_IVL, max(1, int(seconds * _PING_SHARE * 1000)))
         inbox.setsockopt(zmq.HEARTBEAT_TTL, int(seconds * _LIFE_SHARE * 1000))
-        inbox.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(seconds * _CLEAN_UP_SHARE * 1000))
+        inbox.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(seconds * _LIFE_SHARE * 1000))
 
 
 class Lookout:
@@ -66,21 +69,23 @@ class Lookout:
 
     Arguments:
         context: makes sockets.
-        keys: those that a way shows; None where it shows none.
         told: called in that thread with a peer's number and one of `News`.
         seconds: the time of silence, which is also what a connection gets to come about; 0 for ever.
         pair: opens a channel that ends the thread's sleep: descriptors (read, write), which may be one.
+        guarded: whether there is a token, so that a connection comes about only when a thread of Python's over there
+            has its turn: then it is enough that the other side greets.
     """
 
     def __init__(
         self,
         context: zmq.Context[zmq.Socket[bytes]],
-        keys: Keys | None,
         told: Callable[[int, str], None],
         seconds: float,
         pair: Callable[[], tuple[int, int]],
+        guarded: bool = False,
     ) -> None:
-        self._context, self._keys, self._told, self._seconds, self._pair = context, keys, told, seconds, pair
+        self._guarded = guarded
+        self._context, self._told, self._seconds, self._pair = context, told, seconds, pair
         self._wake: tuple[int, int] | None = None
         self._orders: deque[Callable[[], None]] = deque()
         self._poller = zmq.Poller()
@@ -94,8 +99,10 @@ class Lookout:
         """Ways so young that a ping may not have come yet, and when to probe them."""
         self._probed: dict[int, float] = {}
         """Ways that are being probed, and until when there must be an answer."""
-        self._probe: zmq.Socket[bytes] | None = None
-        self._answers: zmq.Socket[bytes] | None = None
+        self._probes: dict[int, socket.socket] = {}
+        """Connections that wait for a greeting, by descriptor,"""
+        self._probers: dict[int, int] = {}
+        """and their descriptors, by way."""
         self._ended: set[int] = set()
         """Ways whose connection has ended, and was not made again."""
         self._processes: dict[int, int] = {}
@@ -116,7 +123,8 @@ class Lookout:
         dealer.setsockopt(zmq.RECONNECT_IVL, _RECONNECT)
         dealer.setsockopt(zmq.RECONNECT_IVL_MAX, _RECONNECT_AT_MOST)
         reader = self._reader(dealer)
-        until = time.monotonic() + self._seconds if self._seconds else 0.0
+        share = 1 - _ANSWER_SHARE if self._guarded else 1.0
+        until = time.monotonic() + self._seconds * share if self._seconds else 0.0
 
         def begin() -> None:
             self._readers[number], self._endpoints[number] = reader, endpoint
@@ -166,10 +174,6 @@ class Lookout:
             self._orders.popleft()()
         for number in (*self._readers, *self._processes):
             self._forget(number)
-        if self._probe is not None and self._answers is not None:
-            self._probe.disable_monitor()
-            self._probe.close(0)
-            self._answers.close(0)
         for fd in set(self._wake or ()):
             os.close(fd)
         self._wake = None
@@ -228,10 +232,8 @@ class Lookout:
                 self._told(number, News.ENDED)
             elif source in self._news:
                 self._read(source)
-            elif self._answers is not None and source is self._answers:
-                self._read_answers(source)
-            elif self._probe is not None and source is self._probe:
-                self._probe.recv_multipart(zmq.NOBLOCK)  # nobody has anything to say to it
+            elif source in self._probes:
+                self._read_greeting(source)
         while self._orders:
             self._orders.popleft()()
         now = time.monotonic()
@@ -239,14 +241,18 @@ class Lookout:
             self._next_look = now + self._seconds * _LOOK_SHARE
             self._look_for_stopped(now)
         for number in [n for n, until in self._unmade.items() if until <= now]:
-            del self._unmade[number]
-            self._told(number, News.UNREACHED)
+            if self._guarded:
+                self._unmade[number] = now + self._seconds
+                self._begin_probe(number)
+            else:
+                del self._unmade[number]
+                self._told(number, News.UNREACHED)
         for number in [n for n, at in self._unproved.items() if at <= now]:
             del self._unproved[number]
             self._begin_probe(number)
         for number in [n for n, until in self._probed.items() if until <= now]:
             self._end_probe(number)
-            self._told(number, News.CUT)
+            self._told(number, News.CUT if self._unmade.pop(number, None) is None else News.UNREACHED)
 
     def _look_for_stopped(self, now: float) -> None:
         for number, pid in self._pids.items():
@@ -256,33 +262,41 @@ class Lookout:
                 self._told(number, News.CUT)
 
     def _begin_probe(self, number: int) -> None:
-        if self._probe is None:
-            self._probe = self._context.socket(zmq.DEALER)
-            self._probe.setsockopt(zmq.LINGER, 0)
-            if self._keys is not None:
-                self._keys.show(self._probe)
-            self._answers = self._reader(self._probe)
-            self._poller.register(self._answers, zmq.POLLIN)
-            self._poller.register(self._probe, zmq.POLLIN)  # its ends take effect only while somebody looks at it
-        self._probe.setsockopt(zmq.IPV6, int("[" in self._endpoints[number]))
+        self._end_probe(number)
+        where = _address(self._endpoints[number])
+        if where is None:
+            return
+        family, address = where
+        probe = socket.socket(family, socket.SOCK_STREAM)
+        probe.setblocking(False)
+        with contextlib.suppress(OSError):  # under way, or nobody is there, so that nothing will come
+            probe.connect(address)
         self._probed[number] = time.monotonic() + self._seconds * _ANSWER_SHARE
-        self._probe.connect(self._endpoints[number])
+        self._probes[probe.fileno()], self._probers[number] = probe, probe.fileno()
+        self._poller.register(probe.fileno(), zmq.POLLIN)
 
     def _end_probe(self, number: int) -> None:
-        if self._probed.pop(number, None) is not None and self._probe is not None:
-            with contextlib.suppress(zmq.ZMQError):  # it has none by this name any more
-                self._probe.disconnect(self._endpoints[number])
+        self._probed.pop(number, None)
+        self._close_probe(self._probers.pop(number, -1))
 
-    def _read_answers(self, answers: zmq.Socket[bytes]) -> None:
-        while True:
-            try:
-                event, where = answers.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            if int.from_bytes(event[:2], sys.byteorder) == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                for number in list(self._probed):
-                    if self._endpoints[number] == where.decode(errors="replace"):
-                        self._end_probe(number)
+    def _close_probe(self, fd: int) -> None:
+        probe = self._probes.pop(fd, None)
+        if probe is not None:
+            self._poller.unregister(fd)
+            probe.close()
+
+    def _read_greeting(self, fd: int) -> None:
+        try:
+            greeting = self._probes[fd].recv(64)
+        except BlockingIOError:
+            return
+        except OSError:
+            greeting = b""
+        if not greeting:  # a door that is shut tells no more; what stands may stand all the same
+            self._close_probe(fd)
+            return
+        for number in [n for n, prober in self._probers.items() if prober == fd]:
+            self._end_probe(number)
 
     def _read(self, reader: zmq.Socket[bytes]) -> None:
         number = self._news[reader]
@@ -294,6 +308,7 @@ class Lookout:
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._unmade.pop(number, None)
                 self._ended.discard(number)
+                self._end_probe(number)
                 if self._seconds:
                     self._unproved[number] = time.monotonic() + self._seconds * _PING_SHARE * _PROBE_SHARE
             elif event == zmq.EVENT_DISCONNECTED:
@@ -325,6 +340,19 @@ class Lookout:
             del self._numbers[fd]
             self._poller.unregister(fd)
             os.close(fd)
+
+
+def _address(endpoint: str) -> tuple[int, Any] | None:
+    """Returns the family and the address of a ZeroMQ endpoint; None where it is not written in numbers."""
+    scheme, _, place = endpoint.partition("://")
+    if scheme == "ipc":
+        return socket.AF_UNIX, place
+    host, _, port = place.rpartition(":")
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), int(port), 0, socket.SOCK_STREAM, 0, socket.AI_NUMERICHOST)
+    except (OSError, ValueError):
+        return None
+    return found[0][0], found[0][4]
 
 
 def state_of(pid: int) -> str:

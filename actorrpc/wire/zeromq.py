@@ -102,7 +102,9 @@ class ZmqTransport:
         try:
             if keys is not None:
                 self._guard = Guard(self._context, self._inbox, keys)
-            self._lookout = Lookout(self._context, keys, lambda peer, news: self.told(peer, news), silence, _wake_pair)
+            self._lookout = Lookout(
+                self._context, lambda peer, news: self.told(peer, news), silence, _wake_pair, keys is not None
+            )
             self._set_up()
             self._wake_read, self._wake_write = _wake_pair()
             self._epoll = self._make_epoll()

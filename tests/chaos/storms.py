@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import os
 import random
 import time
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -48,6 +50,19 @@ def via(path: str, key: str, to: str) -> str:
     return value
 
 
+async def via_awaited(path: str, key: str, to: str) -> str:
+    """As `via`, without a thread that waits."""
+    value: str = await rpc.rpc_async(to, counted, args=(path, key), timeout=_LIMIT)
+    return value
+
+
+def items(path: str, key: str) -> Iterator[str]:
+    """Streams a few items; its beginning is counted."""
+    counted(path, key)
+    for _ in range(5):
+        yield key
+
+
 def scaled(path: str, key: str, tensor: torch.Tensor) -> torch.Tensor:
     """A handler with a gradient."""
     counted(path, key)
@@ -81,7 +96,10 @@ class Caller:
 
     def play(self) -> None:
         """Makes the calls, and comes to an end."""
-        verbs = (self.call, self.later, self.by_reference, self.nested, self.with_gradient)
+        verbs = (
+            self.call, self.later, self.by_reference, self.nested, self.awaited, self.streamed, self.given_up,
+            self.with_gradient,
+        )  # fmt: skip
         while self.left() > 0:
             there = others()
             if not there:
@@ -106,7 +124,8 @@ class Caller:
         return self.total
 
     def end(self, key: str, error: BaseException | None = None) -> None:
-        append(self.ended, f"{key}|{'value' if error is None else kind_of(error)}|{'' if error is None else error}")
+        kind, text = ("value", "") if error is None else (kind_of(error), str(error))
+        append(self.ended, f"{key}|{kind}|{time.monotonic()}|{text}")
 
     def settle(self, key: str, future: Any) -> None:
         try:
@@ -125,6 +144,26 @@ class Caller:
     def nested(self, key: str, to: str, there: list[str]) -> None:
         args = self.runs, key, self.chance.choice([*there, rpc.get_worker_info().name])
         self.futures.append((key, rpc.rpc_async(to, via, args=args, timeout=_LIMIT)))
+
+    def awaited(self, key: str, to: str, there: list[str]) -> None:
+        args = self.runs, key, self.chance.choice([*there, rpc.get_worker_info().name])
+        self.futures.append((key, rpc.rpc_async(to, via_awaited, args=args, timeout=_LIMIT)))
+
+    def streamed(self, key: str, to: str, there: list[str]) -> None:
+        taken = self.chance.randrange(1, 6)
+        with rpc.stream(to, items, args=(self.runs, key), window=2, timeout=_LIMIT) as stream:
+            for value in itertools.islice(stream, taken):  # else it is closed before its end
+                assert value == key
+        self.end(key)
+
+    def given_up(self, key: str, to: str, there: list[str]) -> None:
+        future = rpc.rpc_async(to, counted, args=(self.runs, key, 0.001), timeout=_LIMIT)
+        if self.chance.random() < 0.5:
+            time.sleep(0.0005)
+        if future.cancel():
+            self.end(key, rpc.CancelledError())
+        else:
+            self.settle(key, future)
 
     def by_reference(self, key: str, to: str, there: list[str]) -> None:
         if len(self.refs) < 5:
@@ -151,12 +190,12 @@ def _use(ref: Any, key: str) -> str:
     return value
 
 
-def _play(rank: int, method: str, folder: str, seed: str, name: str, total: int) -> str:
+def _play(rank: int, method: str, folder: str, seed: str, name: str, total: int, secret: str | None) -> str:
     """A worker's whole program, but for its leaving. Returns what its tables still hold."""
     from actorrpc.services import elastic
 
     elastic.DOOR_SECONDS = 0.0
-    rpc.init_rpc(f"w{rank}", rank=rank, rpc_backend_options=options(method, rpc_timeout=_LIMIT))
+    rpc.init_rpc(f"w{rank}", rank=rank, rpc_backend_options=options(method, rpc_timeout=_LIMIT, security_token=secret))
     Caller(folder, seed, name, total).play()
     return name
 
@@ -179,7 +218,10 @@ def chaos(tally: Tally, chance: random.Random) -> None:
 
 
 def storm(tally: Tally, chance: random.Random, total: int) -> None:
-    """One world, until it has made so many calls; some of its members are killed, and others take their places."""
+    """One world, until it has made so many calls; some of its members are killed, and others take their places. Every
+    other one has a token, so that ZeroMQ carries its messages.
+    """
+    secret = None if tally.tried % 2 else "of a world in a storm"
     with World(SIZE + _SPARE, join=False, strict=False, check=False, timeout=300) as world:
         method, folder = f"file://{world.folder}/place", world.folder
         players = {}  # by rank: the process that has it
@@ -188,7 +230,7 @@ def storm(tally: Tally, chance: random.Random, total: int) -> None:
 
         def begin(rank: int) -> None:
             process = players[rank] = spare.pop(0)
-            world.start(process, _play, rank, method, folder, f"{chance.random()}", f"p{process}", total)
+            world.start(process, _play, rank, method, folder, f"{chance.random()}", f"p{process}", total, secret)
 
         for rank in range(SIZE):
             begin(rank)
@@ -213,11 +255,11 @@ def storm(tally: Tally, chance: random.Random, total: int) -> None:
             world.start(process, rpc.shutdown)
         for process in living:
             world.result(process)
-        _judge(tally, folder, set(killed))
+        _judge(tally, folder, killed)
 
 
-def _judge(tally: Tally, folder: str, killed: set[str]) -> None:
-    """Compares what was begun, what has run and what was told."""
+def _judge(tally: Tally, folder: str, killed: dict[str, float]) -> None:
+    """Compares what was begun, what has run and what was told; `killed`: who, and when."""
     begun = [line.strip() for line in lines(f"{folder}/begun")]
     ended = dict(line.split("|", 1) for line in lines(f"{folder}/ended") if "|" in line)
     ran = runs(f"{folder}/runs")
@@ -229,10 +271,12 @@ def _judge(tally: Tally, folder: str, killed: set[str]) -> None:
                 tally.is_hung(f"{key} was begun and has not ended")
             kinds["died with its caller"] += 1
             continue
-        kind, _, text = ended[key].partition("|")
+        kind, at, text = ended[key].split("|", 2)
         kinds[kind] += 1
+        if kind == "lost":
+            tally.noticed.append(min((float(at) - t for t in killed.values() if t <= float(at)), default=0.0))
         if kind == "value" and ran[key] != 1:
             tally.is_lost(f"{key} was answered and has run {ran[key]} times")
-        elif kind not in ("value", "lost") and "before this worker came" not in text:
+        elif kind not in ("value", "lost", "CancelledError", "NotAMemberError"):
             tally.is_lost(f"{key} ended with {kind}: {text}")
     tally.note(f"{len(begun)} calls begun, of which {dict(kinds)}; {len(killed)} members killed")

@@ -21,7 +21,7 @@ from actorrpc import session
 from actorrpc.wire import envelope
 from actorrpc.wire.envelope import HEADER_SIZE
 from tests import attacks
-from tests.attacks import bring, doors, forged, reach, throw
+from tests.attacks import bring, direct_door, doors, forged, reach, throw
 from tests.chaos.load import append, counted, lines, tables
 from tests.chaos.table import Tally, cases, row
 from tests.joining import options
@@ -241,12 +241,15 @@ def _join_recorded(world: World) -> None:
 
 @row("fuzz", "broken messages, no token", 3_000, 100_000, "frames", seeded=False)
 def fuzz(tally: Tally, count: int) -> None:
-    """Half of them from a member, which has its numbers right, so that they are looked into; half from a stranger."""
-    numbered = 0
+    """Half of them from a member, which has its numbers right, so that they are looked into; half from strangers, by
+    ZeroMQ and, where there is one, at the door of direct ways.
+    """
+    numbered = directly = 0
     for part in itertools.count():
         left = count - tally.tried
         if left <= 0:
             tally.note(f"{numbered} of a member's messages were taken for ones of this protocol, and looked into")
+            tally.note(f"{directly} came to the door of direct ways")
             return
         with World(3, join=False, strict=False, check=False, timeout=600) as world:
             _join_recorded(world)
@@ -260,14 +263,21 @@ def fuzz(tally: Tally, count: int) -> None:
                 until(lambda w=world: w.on(0, _seen_of, 1) == w.on(1, _sent_to, 0), 60)  # type: ignore[misc]
             _answers(tally, world, 2)
             numbered += world.on(0, _seen_of, 1) - seen
+            door = direct_door(world)
+            to_door = batch // 4 if door else 0
             with zmq.Context() as context, context.socket(zmq.DEALER) as way:
                 way.setsockopt(zmq.LINGER, 30_000)
                 way.setsockopt(zmq.SNDHWM, 0)
                 way.connect(tcp)
-                for n in range(batch // 2):
+                for n in range(batch // 2 - to_door):
                     way.send_multipart(mutated(recorded, chance))
                     if n % 500 == 0:
                         _answers(tally, world, 2)
+            for n in range(0, to_door, 10):
+                _throw_directly(door, [mutated(recorded, chance) for _ in range(min(10, to_door - n))], chance)
+                if n % 500 == 0:
+                    _answers(tally, world, 2)
+            directly += to_door
             tally.tried += batch // 2
             _answers(tally, world, 2)
             watched.check(tally)
@@ -284,6 +294,21 @@ def fuzz(tally: Tally, count: int) -> None:
             _answers(tally, world, 2)
             world.on(0, rpc.shutdown, False)
             world.on(2, rpc.shutdown, False)
+
+
+def _throw_directly(door: str, messages: Sequence[Sequence[bytes]], chance: random.Random) -> None:
+    """Brings messages along one direct way; some of them in a stream with a byte changed, or cut short."""
+    data = bytearray(b"".join(map(attacks.streamed, messages)))
+    kind = chance.randrange(4)
+    if kind == 0:
+        data[chance.randrange(len(data))] = chance.randrange(256)
+    elif kind == 1:
+        data[chance.randrange(4)] ^= 1 << chance.randrange(8)  # of the first word, which says what follows
+    elif kind == 2:
+        del data[chance.randrange(len(data)) :]
+    with contextlib.suppress(OSError), reach(door) as raw:  # it may be hung up on in the midst of it
+        raw.settimeout(10)
+        raw.sendall(data)
 
 
 def _seen_of(rank: int) -> int:

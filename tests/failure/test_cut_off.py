@@ -14,6 +14,7 @@ import torch
 import actorrpc as rpc
 from actorrpc import session
 from actorrpc.wire.transport import News
+from tests.failure.test_heartbeats import hold_the_gil
 from tests.failure.test_lost import SHORT, SOON, kept, lost, mark, mark_and_sleep, marks
 from tests.relay import Network
 from tests.worlds import World, raised_within, until
@@ -96,7 +97,7 @@ def test_a_connection_that_breaks_and_is_made_again_without_a_loss_is_none() -> 
             then(*args)
 
         worker.transport.told = lambda number, news: note(news, hear, number, news)
-        worker.doubts.reassure = lambda number: note("well", reassure, number)  # type: ignore[method-assign]
+        worker.doubts.reassure = lambda *args: note("well", reassure, *args)  # type: ignore[method-assign]
 
     with hosts(2) as (world, network):
         assert world.on(0, called) == 1
@@ -130,6 +131,53 @@ def test_what_was_lost_with_a_connection_is_noticed_by_the_gap_that_it_leaves() 
         assert 'worker "worker1" (rank 1' in text
         assert "it has taken this worker for lost: messages" in text
         assert "did not arrive" in text
+
+
+def test_a_length_that_was_altered_on_its_way_is_noticed_as_silence_is() -> None:
+    """The other side waits for the rest of a frame that has none, and takes all that follows for it."""
+
+    def call() -> str:
+        with raised_within(11), pytest.raises(rpc.WorkerLostError) as caught:
+            rpc.rpc_sync(1, mark_and_sleep, args=(os.devnull, 60), timeout=0)
+        return str(caught.value)
+
+    with hosts(2, heartbeat_timeout=4.0) as (world, network):
+        assert world.on(0, rpc.rpc_sync, 1, abs, (-1,)) == 1
+        network.add(1, b"\x02" + (1 << 20).to_bytes(8, "big"))
+        assert "it has taken this worker for lost: messages" in world.on(0, call)
+
+
+def test_with_a_token_a_handler_that_holds_the_gil_is_not_taken_for_dead_by_who_has_just_come_to_know_it() -> None:
+    """A handshake needs a thread of Python's there, so connections neither come about nor show anything meanwhile."""
+
+    def call() -> int:
+        return int(rpc.rpc_sync(1, hold_the_gil, args=(4.0,), timeout=0))
+
+    with hosts(3, security_token="of three hosts") as (world, _):
+        assert world.on(2, call) == 1
+        assert [world.on(rank, lost, 1) for rank in (0, 2)] == ["", ""]
+
+
+def test_an_answer_to_a_question_before_the_last_cut_does_not_reassure() -> None:
+    """What was sent between the question and that cut may be lost."""
+
+    def ask_twice() -> list[bool]:
+        worker, asked = session.current().worker, list[int]()
+        doubts = worker.doubts
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(doubts, "ask", lambda number, seconds, question: asked.append(question))
+            doubts.hear(1, News.CUT)
+            doubts.hear(1, News.REFUSED)
+            doubts.hear(1, News.CUT)
+            found = []
+            for question in asked:
+                doubts.reassure(1, question)
+                found.append(1 in doubts.open)
+        return found
+
+    with hosts(2, heartbeat_timeout=80.0) as (world, _):
+        assert world.on(0, rpc.rpc_sync, 1, abs, (-1,)) == 1
+        assert world.on(0, ask_twice) == [True, False]
 
 
 @pytest.mark.slow
