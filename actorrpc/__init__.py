@@ -37,6 +37,7 @@ from actorrpc.errors import (
     UnknownNameError,
     WorkerLostError,
 )
+from actorrpc.functions import batched
 from actorrpc.group import Group, GroupFuture
 from actorrpc.group_streams import GroupStream
 from actorrpc.launch import launch
@@ -105,6 +106,7 @@ __all__ = [
     "_set_rpc_timeout",
     "autograd",
     "backend_registered",
+    "batched",
     "construct_rpc_backend_options",
     "current_call",
     "forget_actor",

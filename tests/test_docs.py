@@ -185,7 +185,8 @@ def test_the_page_of_actors_is_a_program_that_runs(tmp_path: Path) -> None:
     assert [step for _, step in steps] == list(range(6))
     assert steps[-1][0] >= 3  # of weights that were set between two items
     assert lines[2] == "10"
-    assert re.search(r", 6, \(\('simulator:1',\), \[<class 'ValueError'>\]\)", lines[-2])
+    assert re.search(r", 6, \(\('simulator:1',\), \[<class 'ValueError'>\]\)", lines[-3])
+    assert lines[-2] == "(64, True)"
     assert lines[-1] == "{'learner': 1, 'simulator': 3}"
 
 
