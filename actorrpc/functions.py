@@ -70,14 +70,15 @@ def batched(*, max_size: int, max_wait: float = 0.0) -> Callable[[F], F]:
         ValueError: `max_size` is less than 1, or `max_wait` below 0.
         TypeError: what is decorated cannot be batched.
     """
-    if not isinstance(max_size, int) or max_size < 1:
+    given: object = max_size
+    if not isinstance(given, int) or given < 1:
         raise ValueError(f"max_size must be a whole number, at least 1, not {max_size!r}")
     if not 0 <= max_wait < math.inf:
         raise ValueError(f"max_wait must be seconds, 0 or more, not {max_wait!r}")
 
     def decorate(method: F) -> F:
-        given: object = method
-        if isinstance(given, (staticmethod, classmethod)) or hasattr(method, ASYNC_MARK):
+        plain: object = method
+        if isinstance(plain, (staticmethod, classmethod)) or hasattr(method, ASYNC_MARK):
             raise TypeError(f"batched decorates plain methods and `async def` ones, not {method!r}")
         setattr(method, ASYNC_MARK, Batching(method, max_size, max_wait))
         return method

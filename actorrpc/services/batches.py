@@ -64,8 +64,8 @@ class _Call(NamedTuple):
             return True
         message.worker.serving.drop(message)
         if message.kept is not None:
-            kind, reason = (RPCTimeoutError, "time has run out") if late else (CancelledError, "caller has cancelled it")
-            message.kept.fill(None, kind(f"the object was not made: its {reason}"))
+            kind, reason = (RPCTimeoutError, "its time ran out") if late else (CancelledError, "it was cancelled")
+            message.kept.fill(None, kind(f"the object was not made: {reason}"))
         return False
 
 
