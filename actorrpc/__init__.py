@@ -21,6 +21,7 @@ from actorrpc.errors import (
     BackpressureError,
     BlockingWaitError,
     CancelledError,
+    CheckpointError,
     DeserializationError,
     DeviceMapError,
     GradientMismatchError,
@@ -37,9 +38,11 @@ from actorrpc.errors import (
     UnknownNameError,
     WorkerLostError,
 )
+from actorrpc.functions import batched
 from actorrpc.group import Group, GroupFuture
 from actorrpc.group_streams import GroupStream
 from actorrpc.launch import launch
+from actorrpc.named import Named, named
 from actorrpc.options import ProcessGroupRpcBackendOptions, RpcBackendOptions, TensorPipeRpcBackendOptions
 from actorrpc.reducers import register_reducer
 from actorrpc.roles import Role
@@ -73,6 +76,7 @@ __all__ = [
     "BackpressureError",
     "BlockingWaitError",
     "CancelledError",
+    "CheckpointError",
     "CurrentCall",
     "DeserializationError",
     "DeviceMapError",
@@ -85,6 +89,7 @@ __all__ = [
     "InvalidNameError",
     "MemberDiedError",
     "MessageTooLargeError",
+    "Named",
     "NotAMemberError",
     "ProcessGroupRpcBackendOptions",
     "PyRRef",
@@ -105,6 +110,7 @@ __all__ = [
     "_set_rpc_timeout",
     "autograd",
     "backend_registered",
+    "batched",
     "construct_rpc_backend_options",
     "current_call",
     "forget_actor",
@@ -115,6 +121,7 @@ __all__ = [
     "init_backend",
     "init_rpc",
     "launch",
+    "named",
     "nn",
     "no_wait",
     "optim",

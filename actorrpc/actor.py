@@ -10,7 +10,8 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from actorrpc.errors import InvalidNameError, NotAMemberError, SerializationError
+from actorrpc import reducers
+from actorrpc.errors import CheckpointError, InvalidNameError, NotAMemberError, SerializationError
 from actorrpc.rref import LIMITS, RRef, make
 from actorrpc.runtime.cells import MailboxCell
 from actorrpc.runtime.completion import Completion
@@ -108,7 +109,7 @@ class Actor:
             if concurrency < 1:
                 raise ValueError(f"{cls.__name__}: concurrency must be at least 1, not {concurrency}")
             cls.concurrency = concurrency
-        for name in ("on_start", "on_stop"):
+        for name in ("on_start", "on_stop", "on_restart"):
             if inspect.iscoroutinefunction(getattr(cls, name)):
                 raise TypeError(f"{cls.__name__}.{name} is called where nothing can await it: it must not be async")
 
@@ -231,7 +232,34 @@ class Actor:
         else:
             worker.wait(Completion(), worker.clock.now() + seconds, lead=False)
 
+    def checkpoint(self, state: object) -> None:
+        """Keeps what `on_restart` is to get, in the place of what was kept before; returns when it is kept. By rank 0
+        or, where the role has one, in its directory of checkpoints.
+
+        Arguments:
+            state: what pickle takes; no references. It is copied.
+
+        Raises:
+            CheckpointError: it cannot be written (the last one stands); or this is not the actor of a role.
+            WorkerLostError: rank 0 is gone.
+        """
+        session = self._at.session
+        if self._at.entry is not session.objects.root:
+            raise CheckpointError(f"{self!r} was spawned and is not started again; only a role's own actor can be")
+        try:
+            data = reducers.dumps_by_name_or_value(state)
+        except Exception as e:
+            raise CheckpointError(f"{self!r} could not write its checkpoint: {e}; the last one stands") from e
+        session.checkpoints.keep(data)
+
     # -- what users may override
+
+    def on_restart(self, state: Any) -> None:
+        """Called once, after `on_start`, where the launcher has started this actor's worker again (`Role`).
+
+        Arguments:
+            state: what the last `checkpoint` of its earlier lives has kept; None if there was none.
+        """
 
     def on_start(self) -> None:
         """Called once, when the actor has been made, before its first message."""

@@ -203,10 +203,12 @@ class RendezvousError(ActorRPCError):
         message: what to tell the user.
         address: where they were to meet, as given (`tcp://host:port`, `file:///path`).
         waited: seconds spent on it.
+        over: whether it is since the world is about to end.
     """
 
-    def __init__(self, message: str, *, address: str = "", waited: float = 0.0) -> None:
+    def __init__(self, message: str, *, address: str = "", waited: float = 0.0, over: bool = False) -> None:
         super().__init__(message)
+        self.over = over
         self.address = address
         self.waited = waited
 
@@ -217,6 +219,10 @@ class AuthenticationError(RendezvousError):
 
 class DeviceMapError(RendezvousError, ValueError):
     """A worker's devices or device maps do not fit the workers of the world; raised on all of them."""
+
+
+class CheckpointError(ActorRPCError):
+    """A checkpoint could not be written, or read again. The one before it stands."""
 
 
 class MemberDiedError(ActorRPCError):

@@ -106,6 +106,14 @@ def dumps(obj: object, by_name: bool) -> bytes:
     return file.getvalue()
 
 
+def dumps_by_name_or_value(obj: object) -> bytes:
+    """Writes what another process of the same program will read: things of the main module by name, if that will do."""
+    try:
+        return dumps(obj, by_name=True)
+    except Exception:
+        return dumps(obj, by_name=False)
+
+
 class _CloudPickler(cloudpickle.Pickler):  # type: ignore[misc]
     def __init__(self, file: io.BytesIO, own: dict[type, Reducer]) -> None:
         self.dispatch_table = {**cloudpickle.Pickler.dispatch_table, **own}  # before __init__, which looks it up

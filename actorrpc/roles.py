@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import math
+import os
+import pickle
+import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from actorrpc.actor import Actor
-from actorrpc.errors import ActorGoneError
+from actorrpc.errors import ActorGoneError, CheckpointError
 from actorrpc.runtime.handling import here
 from actorrpc.services.loop import loop_of
 from actorrpc.workers import check_name
@@ -26,10 +30,19 @@ class Role:
         what: an Actor class, of which each worker makes one; a function, which each worker runs; or None for workers
             that only serve.
         count: how many workers.
-        args, kwargs: for the class or function.
+        args, kwargs: for the class or function. (What is called like one of the following it gets by position.)
+        restarts: how often the launcher starts each worker of the role again when it dies or raises: as a new worker of
+            the same name, whose actor's `on_restart` is called. Not one that has returned, nor rank 0, nor under
+            torchrun. Once they are used up, a death ends the world as it does without.
+        backoff: seconds before a worker is started again; twice as long, up to a minute, each time that it has lived
+            for less than ten times its last pause.
+        checkpoints: a directory for what `Actor.checkpoint` keeps; None: rank 0 keeps it.
     """
 
-    def __init__(self, what: Callable[..., Any] | None, count: int = 1, /, *args: Any, **kwargs: Any) -> None:
+    def __init__(
+        self, what: Callable[..., Any] | None, count: int = 1, /, *args: Any, restarts: int = 0, backoff: float = 0.5,
+        checkpoints: str | os.PathLike[str] | None = None, **kwargs: Any,
+    ) -> None:  # fmt: skip
         given: object = what
         if isinstance(given, type):
             fits = issubclass(given, Actor)
@@ -41,6 +54,13 @@ class Role:
             raise TypeError(f"count must be an int, not {count!r}; arguments for the class or function come after it")
         if count < 1:
             raise ValueError(f"a role has at least one worker, not {count}")
+        often: object = restarts
+        if not isinstance(often, int) or often < 0:
+            raise ValueError(f"restarts must be a whole number, 0 or more, not {restarts!r}")
+        if not 0 <= backoff < math.inf:
+            raise ValueError(f"backoff must be seconds, 0 or more, not {backoff!r}")
+        self.restarts, self.backoff = restarts, float(backoff)
+        self.checkpoints = None if checkpoints is None else os.path.abspath(checkpoints)
         self.what, self.count, self.args, self.kwargs = what, count, args, kwargs
         self._check_arguments()
 
@@ -74,13 +94,17 @@ def _serves() -> None:
 
 @dataclass(frozen=True)
 class Part:
-    """What one worker is: the role and its number in it, and what makes it up (see `Role`)."""
+    """What one worker is: the role and its number in it, what makes it up (see `Role`), and of which run."""
 
     role: str
     index: int
     what: Callable[..., Any] | None
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    restarts: int = 0
+    backoff: float = 0.5
+    checkpoints: str | None = None
+    run: str = ""
 
     @property
     def name(self) -> str:
@@ -96,13 +120,14 @@ def parts_of(roles: dict[str, Role | Callable[..., Any] | None]) -> list[Part]:
     """
     if not roles:
         raise ValueError("launch needs at least one role, e.g. launch(agent=Agent, observer=Role(Observer, 4))")
-    parts = []
+    parts, run = [], uuid.uuid4().hex
     for name, role in roles.items():
         spec = role if isinstance(role, Role) else Role(role)
         check_name(f"{name}:{spec.count - 1}")
         if hasattr(World, name):
             raise ValueError(f"no role can be called {name!r}: world.{name} is something else")
-        parts += [Part(name, i, spec.what, spec.args, spec.kwargs) for i in range(spec.count)]
+        more = spec.restarts, spec.backoff, spec.checkpoints, run
+        parts += [Part(name, i, spec.what, spec.args, spec.kwargs, *more) for i in range(spec.count)]
     first = parts[0].what
     if first is None or (isinstance(first, type) and not callable(getattr(first, "main", None))):
         raise TypeError(
@@ -112,8 +137,13 @@ def parts_of(roles: dict[str, Role | Callable[..., Any] | None]) -> list[Part]:
     return parts
 
 
-def play(session: Session, part: Part) -> Any:
+def play(session: Session, part: Part, life: int = 0) -> Any:
     """Makes what a worker is, in the present thread, and runs its `main` if it has one.
+
+    Arguments:
+        session: its worker's.
+        part: what it is.
+        life: how often it was started before.
 
     Returns what `main` returned; None where there is none.
 
@@ -127,7 +157,10 @@ def play(session: Session, part: Part) -> Any:
         root.fill(None, ActorGoneError(f"{session.worker} is no actor: it {kind}"))
         return what(*part.args, **part.kwargs) if what is not None else None
     try:
+        session.checkpoints.use(part.checkpoints, part.run)
         actor = session.objects.construct(root, what, *part.args, **part.kwargs)
+        if life:
+            actor.on_restart(_last_checkpoint(session))
     except BaseException as e:
         root.fill(None, e)
         raise
@@ -147,3 +180,13 @@ def play(session: Session, part: Part) -> Any:
     finally:
         here.handling = None
         cell.leave(handling)
+
+
+def _last_checkpoint(session: Session) -> Any:
+    data = session.checkpoints.last()
+    if data is None:
+        return None
+    try:
+        return pickle.loads(data)
+    except Exception as e:
+        raise CheckpointError(f"the last checkpoint of {session.worker} cannot be read: {e!r}") from e

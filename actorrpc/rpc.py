@@ -121,9 +121,10 @@ def init_rpc(
 def join(
     name: str, rank: int, world_size: int | None, options: RpcBackendOptions, role: str = "", index: int = 0
 ) -> Session:
-    """`init_rpc` for the library's own backend, with a role."""
+    """`init_rpc` for the library's own backend, with a role; a world of roles may be an ELASTIC one by its size."""
     _check_fresh()
-    rank, world_size = _numbers(rank, world_size, options.init_method)
+    if world_size is None or not (role and world_size == ELASTIC):
+        rank, world_size = _numbers(rank, world_size, options.init_method)
     try:
         return open_session(name, rank, world_size, options, role, index, _prepare)
     except BaseException:

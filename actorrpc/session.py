@@ -25,6 +25,7 @@ from actorrpc.runtime.worker import Worker, new_incarnation
 from actorrpc.services import executor, rendezvous
 from actorrpc.services.address import is_loopback, local_address
 from actorrpc.services.autograd import Autograd
+from actorrpc.services.checkpoints import Checkpoints
 from actorrpc.services.descriptors import check_descriptors
 from actorrpc.services.directory import Member
 from actorrpc.services.elastic import Elastic
@@ -79,6 +80,7 @@ class Session:
         self.member = Member(worker)
         Herald(worker)
         self.names = Names(worker)
+        self.checkpoints = Checkpoints(worker)
         self.launched = False
         """Whether `launch` looks after its end."""
         self._shield = InterruptShield()

@@ -89,7 +89,7 @@ class World:
             raise NotAMemberError(f"there is no role {name!r} in this world; there are: {known}")
         # The turns are the role's, so that `world.observer.pick()` gives the next one, though each look is a new group.
         turns = session.worker.services.setdefault(World, {}).setdefault(name, itertools.count())
-        return Group([_root(session, record.id) for record in sorted(records, key=lambda r: r.index)], turns)
+        return Group([root_of(session, record.id) for record in sorted(records, key=lambda r: r.index)], turns)
 
     def watch(self, callback: Told) -> Watch:
         """Has a callback told of every worker that is gone: that died, fell silent, was cut off, or left while others
@@ -121,7 +121,8 @@ def role(name: str) -> Group:
     return World(current()).role(name)
 
 
-def _root(session: Session, owner: int) -> RRef[Any]:
+def root_of(session: Session, owner: int) -> RRef[Any]:
+    """Returns a reference to the actor that a worker was launched as."""
     objects = session.objects
     if owner == session.worker.id:
         return RRef._wrap(OwnerHandle(objects, objects.root))

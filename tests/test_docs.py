@@ -190,14 +190,17 @@ def test_the_page_of_actors_is_a_program_that_runs(tmp_path: Path) -> None:
     done = run_program(program)
     assert done.returncode == 0, done.stderr
     assert "Error" not in done.stderr
+    assert done.stderr.count("restart 1 of 3") == 1
     lines = done.stdout.splitlines()
     assert lines[0] == "('A', ['B', 'C'], ['A', 'D'])"
     steps = ast.literal_eval(lines[1])
     assert [step for _, step in steps] == list(range(6))
     assert steps[-1][0] >= 3  # of weights that were set between two items
     assert lines[2] == "10"
-    assert re.search(r", 6, \(\('simulator:1',\), \[<class 'ValueError'>\]\)", lines[-2])
-    assert lines[-1] == "{'learner': 1, 'simulator': 3}"
+    assert re.search(r", 6, \(\('simulator:1',\), \[<class 'ValueError'>\]\)", lines[-4])
+    assert lines[-3] == "(64, True)"
+    assert lines[-2] == "(1, 2)"
+    assert lines[-1] == "{'learner': 1, 'simulator': 3, 'keeper': 1}"
 
 
 def run_program(program: Path) -> subprocess.CompletedProcess[str]:

@@ -20,7 +20,7 @@ import torch
 
 import actorrpc as rpc
 from actorrpc import session
-from actorrpc.services.directory import Directory
+from actorrpc.services.ending import Ending
 from tests.joining import add, fine, free_port, greet_all, join_and_fail, join_world, options
 from tests.worlds import World, raised_within, run_processes, run_world, until
 
@@ -177,7 +177,7 @@ def chain_of_one(seconds: float) -> int:
 
 def has_arrived(rank: int) -> bool:
     """On rank 0: whether a worker is known to be in shutdown."""
-    return rank in session.current().worker.services[Directory]._done
+    return rank in session.current().worker.services[Ending]._done
 
 
 def rank_0_is_gone() -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from actorrpc.roles import Part
 
+log = logging.getLogger("actorrpc")
 _GRACE = 2.0
 """Seconds that a process gets to end after its worker has been ended (see `member`)."""
 
@@ -38,18 +40,28 @@ def launch(*, options: RpcBackendOptions | None = None, **roles: Role | Callable
     Returns what the driver's `main` returned.
 
     Raises:
-        MemberDiedError: a worker died or raised; it says which, and of what. All others were ended.
+        MemberDiedError: a worker died or raised, and is not to be started again (see `Role`); it says which, and of
+            what. All others were ended.
+        OSError: a directory for checkpoints cannot be made.
         ValueError, TypeError: the roles make no world.
     """
     parts = parts_of(roles)
+    supervised = any(part.restarts for part in parts)
     options = copy.copy(own_options(options)) if options is not None else RpcBackendOptions()
+    for directory in {part.checkpoints for part in parts if part.checkpoints is not None}:
+        os.makedirs(directory, exist_ok=True)
     if "TORCHELASTIC_RUN_ID" in os.environ:
+        if supervised:
+            log.warning("restarts of roles are nothing under torchrun, which starts all again together: --max-restarts")
         return _take_own_part(parts, options)
     folder = HeldFolder()
     try:
         options.init_method = f"file://{folder.path}/store"
         members = [
-            processes.Member(part.name, take_part, (part, rank, len(parts), options)) for rank, part in enumerate(parts)
+            processes.Member(
+                part.name, take_part, (part, rank, len(parts), options, False, supervised), part.restarts, part.backoff
+            )
+            for rank, part in enumerate(parts)
         ]
         return processes.run(members, grace=_GRACE)
     finally:

@@ -88,8 +88,8 @@ def _work(channel: connection.Connection, is_driver: bool) -> tuple[Report, int]
             payload = channel.recv_bytes()
         except (EOFError, OSError):  # the parent has hung up: it is ending us
             return Report("interrupted"), INTERRUPTED
-        target, args = _load(payload)
-        value = target(*args)
+        target, args, keywords = _load(payload)
+        value = target(*args, **keywords)
         return Report("returned", value=_dump_value(value) if is_driver else b""), 0
     except KeyboardInterrupt:
         raise
@@ -103,15 +103,15 @@ def _work(channel: connection.Connection, is_driver: bool) -> tuple[Report, int]
         return _raised(exc), 1
 
 
-def _load(payload: bytes) -> tuple[Callable[..., object], tuple[object, ...]]:
+def _load(payload: bytes) -> tuple[Callable[..., object], tuple[object, ...], dict[str, object]]:
     try:
-        target, args = pickle.loads(payload)
+        target, args, keywords = pickle.loads(payload)
     except Exception as exc:
         raise ImportError(
             f"cannot load this member's function and arguments ({exc}); they must be importable here, "
             "at the top level of a module or of the main script"
         ) from exc
-    return target, args
+    return target, args, keywords
 
 
 def _dump_value(value: object) -> bytes:

@@ -8,10 +8,14 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from actorrpc import rpc
-from actorrpc.errors import ActorRPCError, WorkerLostError
+from actorrpc.errors import ActorRPCError, RendezvousError, WorkerLostError
 from actorrpc.roles import play
-from actorrpc.services.directory import Directory
+from actorrpc.runtime.completion import Completion
+from actorrpc.runtime.peers import Standing
+from actorrpc.services.ending import Ending
+from actorrpc.services.roster import ELASTIC
 from actorrpc.session import set_default
+from actorrpc.workers import present
 
 if TYPE_CHECKING:
     from actorrpc.options import RpcBackendOptions
@@ -20,9 +24,13 @@ if TYPE_CHECKING:
 
 _GRACE = 5.0
 """Seconds that the others get to come to an end once the driver's `main` has returned."""
+_LOOK_SECONDS = 0.01
 
 
-def take_part(part: Part, rank: int, world_size: int, options: RpcBackendOptions, exit_after: bool = False) -> Any:
+def take_part(
+    part: Part, rank: int, world_size: int, options: RpcBackendOptions, exit_after: bool = False,
+    supervised: bool = False, life: int = 0,
+) -> Any:  # fmt: skip
     """Joins the world, plays the part, and leaves when the world ends.
 
     Arguments:
@@ -30,17 +38,28 @@ def take_part(part: Part, rank: int, world_size: int, options: RpcBackendOptions
         rank, world_size, options: for joining.
         exit_after: whether to end this process some seconds after the world's end if its `main` still runs then; where
             nobody else does (torchrun would wait for it).
+        supervised: whether workers may be started again: the world is then an elastic one of a launcher's own.
+        life: how often this worker was started before.
 
     Returns what `main` returned, on rank 0; else None.
     """
-    session = rpc.join(part.name, rank, world_size, options, part.role, part.index)
+    try:
+        session = rpc.join(part.name, rank, ELASTIC if supervised else world_size, options, part.role, part.index)
+    except RendezvousError as e:
+        if life and e.over:  # it was started again as the world came to its end
+            return None
+        raise
     session.launched = True
     try:
+        if supervised:
+            session.member.outlives_rank_0 = False
+            if not life:
+                _await_all(session, world_size, options.init_timeout)
         if exit_after and rank:
             _exit_after(session)
         left: SystemExit | None = None
         try:
-            value = play(session, part)
+            value = play(session, part, life)
         except SystemExit as e:  # a way to end a program in good order, like any other
             if e.code not in (None, 0):
                 raise
@@ -67,6 +86,22 @@ def take_part(part: Part, rank: int, world_size: int, options: RpcBackendOptions
         set_default(None)
 
 
+def _await_all(session: Session, world_size: int, seconds: float) -> None:
+    """Waits until all have joined at the beginning of a supervised world."""
+    worker = session.worker
+    end = worker.clock.now() + seconds
+    while len(there := present(worker)) < world_size:
+        rank_0 = worker.peers[0]
+        if rank_0.standing is not Standing.MEMBER:
+            raise worker.members.lost_error(rank_0, "the world did not begin")
+        if worker.clock.now() >= end:
+            missing = sorted(set(range(world_size)) - {record.rank for record in there})
+            raise RendezvousError(
+                f"{worker} waited {seconds:g} s for all {world_size} workers of its world; missing: ranks {missing}"
+            )
+        worker.wait(Completion(), worker.clock.now() + _LOOK_SECONDS, lead=False)
+
+
 def _see_out(session: Session) -> None:
     try:
         session.serve_out(0)
@@ -76,11 +111,14 @@ def _see_out(session: Session) -> None:
 
 
 def _end_world(session: Session) -> None:
-    worker, directory = session.worker, session.worker.services[Directory]
-    directory.end_world()
+    worker, ending = session.worker, session.worker.services[Ending]
+    door = session.elastic.door if session.elastic is not None else None
+    if door is not None:
+        door.shut(worker.clock.now() + _GRACE, at_once=True)
+    ending.end_world()
     session.member.arrive()
     if not worker.wait(session.member.ended, worker.clock.now() + _GRACE, lead=False):
-        directory.stop_all()
+        ending.stop_all()
         worker.wait(session.member.ended, worker.clock.now() + 1.0, lead=False)
 
 

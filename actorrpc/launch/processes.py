@@ -18,27 +18,26 @@ import logging
 import multiprocessing
 import os
 import pickle
-import signal
-import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing import connection, resource_tracker
 
 from actorrpc import reducers
-from actorrpc.errors import MemberDiedError
 from actorrpc.launch import child
 from actorrpc.launch.child import Report
+from actorrpc.launch.deaths import UNGUARDED, died
 from actorrpc.launch.interrupts import sigint_deferred
 
 log = logging.getLogger(__name__)
 
-_UNGUARDED = 86  # exit code of a child whose import of __main__ called run() again
 _AFTERSHOCKS = 0.3  # seconds in which others may die of the first death
 _CAUSE_WAIT = 1.5  # seconds to wait for the first death, where so far only its consequences were seen
 _TERM_TO_KILL = 1.0
+_MOST_BACKOFF = 60.0
+_WELL = 10  # a life that was so many times longer than the pause before it went well
 _POLL = 0.25  # a forked grandchild keeps a dead child's sentinel open, so deaths are looked for this often as well
 
 # os.environ is the process's, so that two runs starting at once would see, and then undo, each other's change.
@@ -47,11 +46,17 @@ _environment_lock = threading.Lock()
 
 @dataclass(frozen=True)
 class Member:
-    """One process to start: its name (``"observer:0"``), and the module-level function and arguments it runs."""
+    """One process to start: its name (``"observer:0"``), and the module-level function and arguments it runs.
+
+    If it fails it is started again, ``restarts`` times at most, with the keyword ``life`` (1, 2, ...), after
+    ``backoff`` seconds, twice as many each further time that comes soon after. Not so the driver.
+    """
 
     name: str
     target: Callable[..., object]
     args: tuple[object, ...] = ()
+    restarts: int = 0
+    backoff: float = 0.5
 
 
 @dataclass
@@ -59,6 +64,8 @@ class _Process:
     """A started member as the parent sees it."""
 
     name: str
+    member: Member
+    life: int
     payload: bytes
     process: multiprocessing.process.BaseProcess
     channel: connection.Connection | None
@@ -67,6 +74,9 @@ class _Process:
     exitcode: int | None = None
     failed_at: float | None = None
     stopped: bool = False  # we have sent it a signal
+    again_at: float | None = None  # it has failed, and is to be started again
+    pause: float = 0.0  # how long that was waited for the last time
+    started_at: float = field(default_factory=time.monotonic)
 
     @property
     def pid(self) -> int:
@@ -98,7 +108,7 @@ def run(members: Sequence[Member], *, grace: float = 5.0) -> object:
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         # A child is importing the script that started it, and the script has no guard: one quiet exit code for each
         # child instead of one traceback, and the parent says what to do.
-        raise SystemExit(_UNGUARDED)
+        raise SystemExit(UNGUARDED)
     payloads = [_pickled(member) for member in members]
     crew: list[_Process] = []
     interrupted = False
@@ -121,9 +131,9 @@ def run(members: Sequence[Member], *, grace: float = 5.0) -> object:
 # --- the parent: start ------------------------------------------------------------------------------------------------
 
 
-def _pickled(member: Member) -> bytes:
+def _pickled(member: Member, life: int = 0) -> bytes:
     """The member's function and arguments as bytes; TypeError, naming the member, where that is impossible."""
-    job = (member.target, member.args)
+    job = (member.target, member.args, {"life": life} if life else {})
     try:
         if _main_can_be_imported():  # things of __main__ then go by reference and keep their identity
             with contextlib.suppress(Exception):
@@ -145,28 +155,53 @@ def _main_can_be_imported() -> bool:
 
 def _start(members: Sequence[Member], payloads: Sequence[bytes], crew: list[_Process]) -> None:
     """Start all, appending to ``crew`` one by one so that an interrupt half-way leaves none unknown."""
-    context = multiprocessing.get_context("spawn")
     if os.name == "posix":
         # Its first start unblocks SIGINT behind our back, in the very window below that must be closed to it.
         resource_tracker.ensure_running()
-    threads = "1" if len(members) > 1 else None
-    with _environment_lock, _environment_default("OMP_NUM_THREADS", threads), _main_without_file():
+    with _surroundings(len(members)):
         for index, (member, payload) in enumerate(zip(members, payloads, strict=True)):
-            # Children inherit the blocked mask and so cannot be interrupted before they are ready to end quietly. Here
-            # an interrupt stays pending until the child is in the list.
             with sigint_deferred():
-                ours, theirs = context.Pipe(duplex=True)
-                try:
-                    process = context.Process(
-                        target=child.main, args=(theirs, os.getpid(), index == 0), name=member.name, daemon=False
-                    )
-                    process.start()
-                except BaseException:
-                    ours.close()
-                    raise
-                finally:
-                    theirs.close()
-                crew.append(_Process(member.name, payload, process, ours))
+                crew.append(_started(member, payload, index == 0))
+
+
+def _start_again(crew: list[_Process], index: int) -> None:
+    """Put a new process in the place of one that has failed."""
+    old = crew[index]
+    payload = _pickled(old.member, old.life + 1)
+    with _surroundings(len(crew)), sigint_deferred():
+        crew[index] = _started(old.member, payload, False, old.life + 1)
+        crew[index].pause = old.pause
+    _hang_up([old])
+    _close([old])
+
+
+@contextlib.contextmanager
+def _surroundings(members: int) -> Iterator[None]:
+    with (
+        _environment_lock,
+        _environment_default("OMP_NUM_THREADS", "1" if members > 1 else None),
+        _main_without_file(),
+    ):
+        yield
+
+
+def _started(member: Member, payload: bytes, is_driver: bool, life: int = 0) -> _Process:
+    """Start one. In a block of ``sigint_deferred``: children inherit the blocked mask and so cannot be interrupted
+    before they are ready to end quietly; and here an interrupt stays pending until the child is in the list.
+    """
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe(duplex=True)
+    try:
+        process = context.Process(
+            target=child.main, args=(theirs, os.getpid(), is_driver), name=member.name, daemon=False
+        )
+        process.start()
+    except BaseException:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
+    return _Process(member.name, member, life, payload, process, ours)
 
 
 @contextlib.contextmanager
@@ -203,30 +238,62 @@ def _environment_default(name: str, value: str | None) -> Iterator[None]:
 # --- the parent: watch ------------------------------------------------------------------------------------------------
 
 
-def _supervise(crew: Sequence[_Process], grace: float) -> object:
-    """Watch until the driver has returned (its value) or a member has failed (MemberDiedError)."""
+def _supervise(crew: list[_Process], grace: float) -> object:
+    """Watch until the driver has returned (its value) or a member has failed for good (MemberDiedError)."""
     driver = crew[0]
     while True:
-        _step(crew, _POLL)
-        if any(p.failed_at is not None for p in crew):
+        _step(crew, _pause(crew))
+        if any(p.failed_at is not None and not _may_come_again(p, driver) for p in crew):
             break
         if driver.report is not None:  # returned, else it would have failed
             return _finish(crew, driver.report, grace)
+        for index, p in enumerate(crew):
+            if p.failed_at is not None:
+                _see_to(crew, index)
     # Others may die of the first death, and even be noticed before it: a process takes its time to end.
     first = time.monotonic()
     while _alive(crew):
-        is_known = any(p.failed_at is not None and not p.lost_a_peer for p in crew)
+        is_known = any(p.failed_at is not None and p.again_at is None and not p.lost_a_peer for p in crew)
         left = first + (_AFTERSHOCKS if is_known else _CAUSE_WAIT) - time.monotonic()
         if left <= 0:
             break
         _step(crew, min(left, _POLL))
     failed = sorted(
-        (p for p in crew if p.failed_at is not None),
+        (p for p in crew if p.failed_at is not None and p.again_at is None),
         key=lambda p: (p.lost_a_peer, p.failed_at),
     )
     _wait_for_all([p for p in crew if p.report is not None], _TERM_TO_KILL)  # for exit codes of their own
     _end(crew, patience=0.0)
-    raise _died(failed[0], [p.name for p in failed[1:]])
+    raise died(failed[0], [p.name for p in failed[1:]], failed[0] is driver)
+
+
+def _may_come_again(p: _Process, driver: _Process) -> bool:
+    interrupted = p.report is not None and p.report.kind == "interrupted"
+    return p is not driver and p.life < p.member.restarts and not interrupted
+
+
+def _see_to(crew: list[_Process], index: int) -> None:
+    """Do what is next for a member that has failed and is to be started again: wait for its end, wait, start it."""
+    p, now = crew[index], time.monotonic()
+    assert p.failed_at is not None
+    if p.exitcode is None:
+        if now - p.failed_at > _TERM_TO_KILL:
+            p.stopped = True
+            p.process.kill()
+    elif p.again_at is None:
+        soon = p.life and p.failed_at - p.started_at < _WELL * p.pause
+        p.pause = seconds = min(_MOST_BACKOFF, 2 * p.pause if soon else p.member.backoff)
+        p.again_at = now + seconds
+        which = p.life + 1, p.member.restarts
+        log.warning("%s\n(it is started again in %g s: restart %d of %d)", died(p, []), seconds, *which)
+    elif now >= p.again_at:
+        _start_again(crew, index)
+
+
+def _pause(crew: Iterable[_Process]) -> float:
+    """How long to wait for news at most."""
+    now = time.monotonic()
+    return max(0.0, min([_POLL, *(p.again_at - now for p in crew if p.again_at is not None)]))
 
 
 def _finish(crew: Sequence[_Process], returned: Report, grace: float) -> object:
@@ -236,8 +303,8 @@ def _finish(crew: Sequence[_Process], returned: Report, grace: float) -> object:
     if at_work:
         log.warning("stopped %s, still at work %g s after the driver had returned", ", ".join(at_work), grace)
     for p in crew:
-        if p.failed_at is not None and p.name not in stopped:
-            log.warning("after the driver had returned: %s", _died(p, []))
+        if p.failed_at is not None and p.again_at is None and p.name not in stopped:
+            log.warning("after the driver had returned: %s", died(p, []))
     if not returned.value:
         return None
     try:
@@ -281,48 +348,6 @@ def _drain(p: _Process) -> None:
         if p.channel is not None:
             p.channel.close()
             p.channel = None
-
-
-def _died(p: _Process, others: Sequence[str]) -> MemberDiedError:
-    """The error that says who died of what."""
-    report = p.report
-    by_signal = None
-    if p.exitcode is not None and p.exitcode < 0 and (report is None or report.kind == "returned"):
-        by_signal = _signal_name(-p.exitcode)
-    if report is not None and report.kind in ("raised", "exited"):
-        what = report.text
-    elif report is not None and report.kind == "interrupted":
-        what, by_signal = "was interrupted (SIGINT)", "SIGINT"
-    elif by_signal:
-        what = f"was killed by {by_signal}"
-    elif p.exitcode == _UNGUARDED and not p.ready:
-        what = "launches the world again: put the launch under  if __name__ == '__main__':  in the script"
-    elif not p.ready:
-        what = f"exited with code {p.exitcode} while it was importing the main script (its own output says why)"
-    else:
-        what = f"exited with code {p.exitcode} (os._exit or sys.exit?)"
-    text = f'member "{p.name}" (pid {p.pid}, host {socket.gethostname()}) died: {what}'
-    if others:
-        text += f"\n(soon afterwards, probably because of it: {', '.join(others)})"
-    remote = report.traceback if report is not None else ""
-    if remote:
-        text += f"\n\nThe traceback of {p.name}:\n{remote}"
-    error = MemberDiedError(
-        text, name=p.name, pid=p.pid, exitcode=p.exitcode, signal=by_signal, traceback=remote.rstrip()
-    )
-    if report is not None and report.kind == "raised" and report.value:
-        # Not every exception can be loaded (a constructor with two arguments, say); its text is there in any case.
-        with contextlib.suppress(Exception):
-            cause = pickle.loads(report.value)
-            error.__cause__ = cause if isinstance(cause, BaseException) else None
-    return error
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 # --- the parent: end --------------------------------------------------------------------------------------------------

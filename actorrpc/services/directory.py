@@ -1,4 +1,4 @@
-"""The directory, on rank 0: who joins, who is missing, and when all may end."""
+"""The directory, on rank 0: who joins a world of fixed size, and who is missing; and what other workers have of it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from actorrpc.runtime.completion import Completion
 from actorrpc.runtime.lanes import Lane
 from actorrpc.runtime.peers import Standing
 from actorrpc.services.devices import Placement, placement
-from actorrpc.services.ids import DIRECTORY, MEMBER
+from actorrpc.services.ending import Ending
+from actorrpc.services.ids import ENDING, MEMBER
 from actorrpc.services.porch import Porch
 from actorrpc.services.roster import Roster
 from actorrpc.wire.envelope import Flag
@@ -43,14 +44,8 @@ class Directory:
         """Done when as many as were expected have been told that the world cannot come about."""
         self._worker = worker
         self.porch = Porch(worker, session, self._come)
-        self._done: set[int] = set()
-        self._round = 0
-        self._answers: dict[int, tuple[bool, dict[int, tuple[int, int]]]] = {}
-        self._last: dict[tuple[int, int], int] | None = None
-        self._busy: list[int] = []
         worker.services[Directory] = self
-        worker.cells[DIRECTORY] = ServiceCell(worker, Lane.CONTROL, self._handle)
-        worker.members.watchers.append(self._gone)
+        Ending(worker)
         self._take(hello)
 
     def expire(self) -> None:
@@ -102,80 +97,6 @@ class Directory:
         devices = {name: d.to_json() for name, d in self.roster.devices().items() if d.maps or d.listed}
         return {"members": [record.to_json() for record in self.roster.records], "devices": devices}
 
-    # -- ending: all have called shutdown, then nobody works and no message is under way, twice over
-
-    def _handle(self, message: Message) -> None:
-        verb, *rest = message.load()
-        if verb == "done":
-            self._done.add(message.caller)
-            self._check()
-        elif verb == "quiet" and rest[0] == self._round:
-            self._answers[message.caller] = rest[1]
-            if self._answers.keys() >= set(self._members()):
-                self._judge()
-        elif verb == "late?":
-            message.reply(self._late())
-
-    def _late(self) -> str:
-        """Says in words what the end of the world waits for."""
-        members = self._members()
-        late = [n for n in members if n not in self._done]
-        who = ", ".join(str(self._worker.peers[n].record) for n in late or self._busy if n in members)
-        if late:
-            return f"not in shutdown yet: {who}"
-        return f"all are in shutdown; calls or handlers are under way at {who or 'some of them'}"
-
-    def end_world(self) -> None:
-        """Tells all members that the world's work is done, whether or not theirs is."""
-        self._tell_all(("over",))
-
-    def stop_all(self) -> None:
-        """Ends the world at once, on every member."""
-        self._tell_all(("stop",))
-
-    def _members(self) -> list[int]:
-        return [n for n, peer in self._worker.peers.items() if peer.standing is Standing.MEMBER]
-
-    def _check(self) -> None:
-        if self._round == 0 and self._done >= set(self._members()):
-            self._ask()
-
-    def _ask(self) -> None:
-        self._round += 1
-        self._answers.clear()
-        self._tell_all(("quiet?", self._round))
-
-    def _judge(self) -> None:
-        """Ends the world when all are quiet, all that was sent has come, and neither has changed for two rounds."""
-        members = set(self._members())
-        counts = {n: count for n, (_, count) in self._answers.items() if n in members}
-        self._busy = [n for n in counts if not self._answers[n][0]]
-        sent = {(a, b): told for a, count in counts.items() for b, (told, _) in count.items() if b in counts}
-        come = {(a, b): heard for b, count in counts.items() for a, (_, heard) in count.items() if a in counts}
-        settled = not self._busy and all(come.get(pair, 0) == told for pair, told in sent.items())
-        if settled and sent == self._last:
-            self._tell_all(("stop",))
-            return
-        self._last = sent if settled else None
-        if settled:
-            self._ask()
-        else:
-            self._worker.keeper.after(0.02, self._ask)
-
-    def _tell_all(self, body: object) -> None:
-        for member in self._members():
-            try:
-                self._worker.tell(member, MEMBER, body, control=True)
-            except ActorRPCError as e:
-                log.debug("%s: %s", self._worker.record.name, e)
-
-    def _gone(self, peer: Peer) -> None:
-        if self._round:
-            self._last = None
-            self._ask()
-        elif self._done:
-            self._check()
-
 
 class Member:
     """What every worker has of the directory: it hears announcements, and learns when the world ends.
@@ -203,13 +124,13 @@ class Member:
         Raises:
             WorkerLostError: rank 0 is gone.
         """
-        self._worker.tell(0, DIRECTORY, ("done",), control=True)
+        self._worker.tell(0, ENDING, ("done",), control=True)
 
     def late(self) -> str:
         """Asks the directory what the end of the world waits for; returns it in words, soon."""
         worker = self._worker
         try:
-            call = worker.request(0, DIRECTORY, ("late?",), _WORD_SECONDS, flags=Flag.CONTROL)
+            call = worker.request(0, ENDING, ("late?",), _WORD_SECONDS, flags=Flag.CONTROL)
             return str(worker.wait_result(call))
         except ActorRPCError as e:
             return f"rank 0 does not say for whom ({e})"
@@ -232,7 +153,7 @@ class Member:
             counts = {n: (p.told, p.heard) for n, p in worker.peers.items() if n != worker.id}
             worker.tell(
                 message.caller,
-                DIRECTORY,
+                ENDING,
                 ("quiet", rest[0], (worker.quiet, counts)),
                 control=True,
             )

@@ -170,6 +170,8 @@ class Elastic:
         worker = self._worker
         if worker.members.verdicts.against:  # the world may go on very well, with rank 0
             return
+        if not worker.services[Member].outlives_rank_0:  # all end with it
+            return
         if peer.record.id == 0:
             self.orphaned = peer
             level = logging.WARNING if peer.standing is Standing.LOST and not self._leaving else logging.INFO
@@ -233,12 +235,18 @@ class Door:
         worker.members.watchers.append(self._gone)
         self._porch = Porch(worker, session, self._come)
 
-    def shut(self, deadline: float | None) -> None:
-        """Lets nobody in any more, once the door was open for long enough; waits for those who are being let in."""
-        worker, until = self._worker, self._opened + DOOR_SECONDS
+    def shut(self, deadline: float | None, at_once: bool = False) -> None:
+        """Lets nobody in any more, once the door was open for long enough; waits for those who are being let in.
+
+        Arguments:
+            deadline: when to wait no longer.
+            at_once: whether it was open for long enough by now.
+        """
+        worker, until = self._worker, 0.0 if at_once else self._opened + DOOR_SECONDS
         worker.wait(Completion(), until if deadline is None else min(until, deadline), lead=False)
         self._shut = True
-        until = min(worker.clock.now() + _NOTE_SECONDS, until + _NOTE_SECONDS if deadline is None else deadline)
+        until = worker.clock.now() + _NOTE_SECONDS
+        until = until if deadline is None else min(until, deadline)
         while (self._batch or self._waiting) and worker.clock.now() < until:
             worker.wait(Completion(), worker.clock.now() + _LOOK_SECONDS, lead=False)
 
@@ -258,7 +266,9 @@ class Door:
                 self._porch.answer(way, {"status": objection.text})
             else:
                 self._in_the_way.pop(incarnation, None)
-                refusal = {"refused": objection.text, "about_devices": objection.about_devices}
+                refusal = {
+                    "refused": objection.text, "about_devices": objection.about_devices, "over": self._shut
+                }  # fmt: skip
                 self._porch.answer_last(way, refusal)
         elif any(known.id == other.record.id for other in (*self._waiting, *self._batch)):
             self._porch.answer(way, {"status": self._status()})

@@ -26,6 +26,17 @@ _UNDER_WAY: Any = (CoroutineType, GeneratorType, AsyncGeneratorType, torch._C.Fu
 """Results that have only begun."""
 
 
+class Way:
+    """A mark that says how its function is called. To be subclassed."""
+
+    def take(
+        self, message: Message, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
+        give: Callable[[Any], None],
+    ) -> None:  # fmt: skip
+        """Sees to it that the function is called and its result given; arguments and errors as for `invoke`."""
+        raise NotImplementedError
+
+
 def install(worker: Worker) -> None:
     """Gives a worker its executor."""
     worker.cells[EXECUTOR] = ServiceCell(worker, Lane.HANDLER, _execute)
@@ -58,9 +69,13 @@ def invoke(
         BaseException: what the function raised.
     """
     mark = function if mark is None else mark
+    found = mark_of(mark)
+    if isinstance(found, Way):
+        found.take(message, function, args, kwargs, give)
+        return
     around = message.worker.around
     result = function(*args, **kwargs) if around is None else around(function, args, kwargs)
-    if is_async(mark):
+    if found is not None:
         _deliver(message, mark, result, give)
     elif isinstance(result, _UNDER_WAY):
         _take_up(message, function, result, give)
@@ -98,9 +113,17 @@ def _take_up(message: Message, function: object, result: Any, give: Callable[[An
     give(result)
 
 
+def mark_of(function: object) -> Any:
+    """Returns what a function, or what a bound or class method is made of, is marked with: a Way, or anything that says
+    that it is asynchronous; None where it is not marked.
+    """
+    found = getattr(function, ASYNC_MARK, None)
+    return found if found is not None else getattr(getattr(function, "__func__", None), ASYNC_MARK, None)
+
+
 def is_async(function: object) -> bool:
-    """Returns whether a function, or what a bound or class method is made of, is marked as asynchronous."""
-    return hasattr(function, ASYNC_MARK) or hasattr(getattr(function, "__func__", None), ASYNC_MARK)
+    """Returns whether a function is marked as asynchronous."""
+    return mark_of(function) is not None
 
 
 def _deliver(message: Message, function: object, future: object, give: Callable[[Any], None]) -> None:

@@ -20,6 +20,10 @@ HERALD = ActorId(SYSTEM, 8)
 """Tells and hears who is gone."""
 NAMES = ActorId(SYSTEM, 12)
 """Knows actors by their names; rank 0's."""
+CHECKPOINTS = ActorId(SYSTEM, 13)
+"""Keeps what actors want to have after a restart; rank 0's."""
+ENDING = ActorId(SYSTEM, 14)
+"""Ends the world; rank 0's."""
 ROOT = ActorId(SYSTEM, 16)
 """The actor of a worker that was launched in a role."""
 OWN_NUMBER = 1 << 63

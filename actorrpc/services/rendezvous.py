@@ -18,6 +18,7 @@ from actorrpc.runtime.peers import Record
 from actorrpc.services.devices import Devices, Placement, placement
 from actorrpc.services.directory import Directory
 from actorrpc.services.elastic import Door, Elastic, hint_of
+from actorrpc.services.ending import Ending
 from actorrpc.services.roster import ELASTIC, mixture
 
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ def _begin(worker: Worker, store: HintStore, hello: Hello, session: str, deadlin
     elastic = Elastic(worker, session, store)
     worker.members.admit([worker.record])
     Door(worker, elastic, hello, session)
+    Ending(worker)
     store.publish(hint_of(worker, session, ELASTIC), deadline)
 
 
@@ -126,7 +128,9 @@ class _Joining:
             worker.transport.hang_up(_WAY, 0.1)
         if "refused" in self._answer:
             kind = DeviceMapError if self._answer.get("about_devices") else RendezvousError
-            raise kind(f"{worker} could not join its world: {self._answer['refused']}")
+            refusal = kind(f"{worker} could not join its world: {self._answer['refused']}")
+            refusal.over = bool(self._answer.get("over"))
+            raise refusal
         devices = {name: Devices.from_json(data) for name, data in self._answer["devices"].items()}
         records = [Record.from_json(data) for data in self._answer["members"]]
         if self._elastic:

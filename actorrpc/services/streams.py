@@ -23,6 +23,7 @@ from actorrpc.runtime.handling import NO_CONTEXT, here
 from actorrpc.runtime.lanes import Job
 from actorrpc.runtime.mailbox import Mailbox
 from actorrpc.runtime.message import Message
+from actorrpc.services.executor import Way, mark_of
 from actorrpc.services.handles import Dressed
 from actorrpc.services.loop import loop_of
 from actorrpc.wire.envelope import Kind
@@ -56,8 +57,10 @@ def opened(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Source:
         TypeError: its result has no items.
         BaseException: what the function raised.
     """
-    made = function(*args, **kwargs)
     name = getattr(function, "__qualname__", repr(function))
+    if isinstance(mark_of(function), Way):
+        raise TypeError(f"{name} is batched, and answers each call with one result: call it by rpc_sync() or rpc_async")
+    made = function(*args, **kwargs)
     if hasattr(made, "__aiter__"):
         return Source(name, aiter(made))
     if hasattr(made, "__iter__") and not isinstance(made, str | bytes):

@@ -20,8 +20,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1, metavar="S", help="random seed for reproducibility")
     parser.add_argument("--max-episodes", type=int, default=3000, metavar="N", help="give up after so many episodes")
     parser.add_argument("--out", type=Path, default=Path("runs/rl_cartpole"), metavar="DIR", help="where results go")
+    parser.add_argument("--elastic", action="store_true", help="kill observers while it trains; new ones take over")
+    parser.add_argument("--kill-every", type=int, default=20, metavar="N", help="so many episodes from kill to kill")
     options = parser.parse_args(arguments)
-    for name, least in (("world_size", 2), ("log_interval", 1), ("seed", 0), ("max_episodes", 1)):
+    for name, least in (("world_size", 2), ("log_interval", 1), ("seed", 0), ("max_episodes", 1), ("kill_every", 1)):
         if getattr(options, name) < least:
             parser.error(f"--{name.replace('_', '-')} must be at least {least}")
     if not 0 <= options.gamma < 1:
@@ -48,8 +50,10 @@ def main() -> None:
         seed=options.seed,
         log_interval=options.log_interval,
         max_episodes=options.max_episodes,
+        kill_every=options.kill_every if options.elastic else 0,
     )
-    observer = rpc.Role(Observer, options.world_size - 1, seed=options.seed)
+    restarts = options.max_episodes if options.elastic else 0
+    observer = rpc.Role(Observer, options.world_size - 1, seed=options.seed, restarts=restarts, backoff=0.05)
     try:
         training = rpc.launch(agent=agent, observer=observer)
     except KeyboardInterrupt:

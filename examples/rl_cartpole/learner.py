@@ -62,6 +62,10 @@ class Learner:
         trajectory.rewards.append(reward)
         trajectory.cut = cut
 
+    def keep(self, observers: set[str]) -> None:
+        """Forgets what others than these have reported: they did not come to the end of their episodes."""
+        self.trajectories = {name: t for name, t in self.trajectories.items() if name in observers}
+
     def finish_episode(self) -> float:
         """Takes one step of the optimizer on what the observers reported; returns the least of their total rewards."""
         trajectories, self.trajectories = self.trajectories, {}

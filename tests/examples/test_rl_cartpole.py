@@ -1,6 +1,7 @@
 """The learner alone, what a run leaves behind, and the whole program once."""
 
 import csv
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -197,3 +198,15 @@ def test_three_episodes_end_to_end(tmp_path: Path) -> None:
         episodes = list(csv.DictReader(file))
     assert [row["episode"] for row in episodes] == ["1", "2", "3"]
     assert all(float(row["last_reward"]) >= 1 for row in episodes)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_it_is_solved_while_observers_are_killed_and_added(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "examples.rl_cartpole", "--elastic", "--world-size", "3", "--out", str(tmp_path)]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=850, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert run.stdout.splitlines()[-1].startswith("Solved!")
+    found = re.search(r"^Observers killed: (\d+), added: (\d+)$", run.stdout, re.MULTILINE)
+    assert found is not None
+    assert min(map(int, found.groups())) >= 1, found[0]
