@@ -3,7 +3,7 @@
 `import actorrpc as rpc` gives the names of `torch.distributed.rpc`, and `Actor`, `Role` and `launch` beside them.
 """
 
-from actorrpc import autograd, functions, nn, optim
+from actorrpc import autograd, debug, functions, nn, optim
 from actorrpc.actor import Actor, forget_actor, get_actor
 from actorrpc.backends import (
     BackendType,
@@ -21,6 +21,7 @@ from actorrpc.errors import (
     BackpressureError,
     BlockingWaitError,
     CancelledError,
+    DeadlockError,
     DeserializationError,
     DeviceMapError,
     GradientMismatchError,
@@ -74,6 +75,7 @@ __all__ = [
     "BlockingWaitError",
     "CancelledError",
     "CurrentCall",
+    "DeadlockError",
     "DeserializationError",
     "DeviceMapError",
     "Future",
@@ -107,6 +109,7 @@ __all__ = [
     "backend_registered",
     "construct_rpc_backend_options",
     "current_call",
+    "debug",
     "forget_actor",
     "functions",
     "get_actor",

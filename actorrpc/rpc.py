@@ -8,7 +8,7 @@ import operator
 import os
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from actorrpc import actor, reducers, rref
+from actorrpc import actor, debug, reducers, rref
 from actorrpc.backends import BackendType, choose, end, register_backend, start
 from actorrpc.errors import BackpressureTimeoutError, WorkerLostError
 from actorrpc.options import (
@@ -135,6 +135,7 @@ def _prepare(session: Session) -> None:
     """Has all in place before others can call: they may while this worker still waits to hear that all are there."""
     install(session)
     set_default(session)
+    debug.dump_if_asked()
 
 
 def _check_fresh() -> None:

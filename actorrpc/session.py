@@ -25,6 +25,7 @@ from actorrpc.runtime.worker import Worker, new_incarnation
 from actorrpc.services import executor, rendezvous
 from actorrpc.services.address import is_loopback, local_address
 from actorrpc.services.autograd import Autograd
+from actorrpc.services.deadlocks import Deadlocks
 from actorrpc.services.descriptors import check_descriptors
 from actorrpc.services.directory import Member
 from actorrpc.services.elastic import Elastic
@@ -79,6 +80,7 @@ class Session:
         self.member = Member(worker)
         Herald(worker)
         self.names = Names(worker)
+        self.deadlocks = Deadlocks(worker)
         self.launched = False
         """Whether `launch` looks after its end."""
         self._shield = InterruptShield()
@@ -343,6 +345,7 @@ def _made(name: str, rank: int, options: RpcBackendOptions, role: str, index: in
     session = Session(worker, store, options)
     if options.report_leaks:
         session.objects.leaks = Leaks(session.objects)
+    session.deadlocks.start(options.deadlock_after)
     return session
 
 
