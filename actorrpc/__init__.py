@@ -5,6 +5,7 @@
 
 from actorrpc import autograd, debug, functions, nn, optim
 from actorrpc.actor import Actor, forget_actor, get_actor
+from actorrpc.attaching import Attached, attach
 from actorrpc.backends import (
     BackendType,
     BackendValue,
@@ -68,6 +69,7 @@ __all__ = [
     "ActorGoneError",
     "ActorInfo",
     "ActorRPCError",
+    "Attached",
     "AuthenticationError",
     "BackendType",
     "BackendValue",
@@ -105,6 +107,7 @@ __all__ = [
     "WorkerLostError",
     "World",
     "_set_rpc_timeout",
+    "attach",
     "autograd",
     "backend_registered",
     "construct_rpc_backend_options",

@@ -119,13 +119,14 @@ def init_rpc(
 
 @_alone
 def join(
-    name: str, rank: int, world_size: int | None, options: RpcBackendOptions, role: str = "", index: int = 0
-) -> Session:
-    """`init_rpc` for the library's own backend, with a role."""
+    name: str, rank: int, world_size: int | None, options: RpcBackendOptions, role: str = "", index: int = 0,
+    guest: bool = False,
+) -> Session:  # fmt: skip
+    """`init_rpc` for the library's own backend, with a role, or as a guest of an elastic world."""
     _check_fresh()
-    rank, world_size = _numbers(rank, world_size, options.init_method)
+    rank, world_size = (-1, ELASTIC) if guest else _numbers(rank, world_size, options.init_method)
     try:
-        return open_session(name, rank, world_size, options, role, index, _prepare)
+        return open_session(name, rank, world_size, options, role, index, _prepare, guest)
     except BaseException:
         set_default(None)
         raise

@@ -4,9 +4,8 @@ RULE DL1 (what a deadlock is). A handler that waits for a call, without a bound 
 is answered; one below others in its place of the mailbox, only when these have ended, too. A message that is queued
 behind a full mailbox begins when any one of the messages in progress there has ended. Whatever else somebody does or
 waits for (it computes, waits for a lock, for room, for a future that is no call's, for gradients, in an asyncio wait
-whose end is not known, for an object that is being made) may come to an end by itself. Take away all that can come to an
-end by these rules, and what those wait for that can: those who are left wait for ever. Of these, the ones in circles are
-the deadlock.
+whose end is not known, for an object that is being made) may come to an end by itself. Take away all that can, by these
+rules, and again what can then: those who are left wait for ever. Of these, the ones in circles are the deadlock.
 RULE DL2 (no false alarm). Who waits for whom is collected twice, the second time after the first has come to its end,
 and only what both say counts. Messages and calls have numbers that never come again. So all of it held at one moment
 between the two; and what waits by DL1 then, waits for ever, unless a time runs out or somebody cancels.
