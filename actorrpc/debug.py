@@ -1,4 +1,6 @@
-"""Finding out what a world does: who waits for whom (`dump`), also by a signal (`dump_on_signal`)."""
+"""Finding out what a world does: who waits for whom (`dump`), also by a signal (`dump_on_signal`); one actor's messages
+written to a file (`Recorder`), and run again from it (`replay`).
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from actorrpc.errors import ActorRPCError
 from actorrpc.process import this_process
+from actorrpc.recordings import Recorder
+from actorrpc.replaying import Replay, ReplayError, Step, replay
 from actorrpc.runtime.clock import LockGate
 from actorrpc.runtime.completion import check_seconds
 from actorrpc.runtime.peers import Standing
@@ -25,7 +29,20 @@ if TYPE_CHECKING:
     from actorrpc.services.waits import Node
     from actorrpc.session import Session
 
-__all__ = ["ActorState", "CallState", "Dump", "Waiting", "WorkerState", "dump", "dump_on_signal"]
+__all__ = [
+    "ActorState",
+    "CallState",
+    "Dump",
+    "Recorder",
+    "Replay",
+    "ReplayError",
+    "Step",
+    "Waiting",
+    "WorkerState",
+    "dump",
+    "dump_on_signal",
+    "replay",
+]
 
 log = logging.getLogger("actorrpc")
 _VARIABLE = "ACTORRPC_DUMP_ON_SIGUSR1"
