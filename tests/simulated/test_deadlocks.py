@@ -151,6 +151,113 @@ def test_a_deadlock_is_broken_and_its_callers_are_told() -> None:
     assert broken
 
 
+# -- programs made for one case each
+
+Steps = list[Any]
+"""("pause", seconds), ("call", actor, steps), ("tell", actor, steps)."""
+
+
+class Doer(rpc.Actor):
+    """Does what it is told, step by step."""
+
+    def do(self, refs: list[rpc.RRef[Any]], steps: Steps) -> None:
+        for step in steps:
+            if step[0] == "pause":
+                pause(step[1])
+            elif step[0] == "call":
+                refs[step[1]].rpc_sync(timeout=0).do(refs, step[2])
+            else:
+                refs[step[1]].tell().do(refs, step[2])
+
+
+class WideDoer(Doer, concurrency=2):
+    """Two at a time."""
+
+
+def outcomes(seed: int, kinds: list[type[Doer]], programs: list[tuple[str, int, Steps]]) -> list[BaseException | None]:
+    """Has a program call, or tell, actors what to do, all at the same time; returns how each call ended."""
+
+    def program() -> list[BaseException | None]:
+        refs = [kind.spawn(n % WORKERS) for n, kind in enumerate(kinds)]
+        futures = []
+        for how, number, steps in programs:
+            if how == "tell":
+                refs[number].tell().do(refs, steps)
+            else:
+                futures.append(refs[number].rpc_async(timeout=LONG).do(refs, steps))
+        errors: list[BaseException | None] = []
+        for future in futures:
+            try:
+                errors.append(future.wait())
+            except (rpc.DeadlockError, rpc.RPCTimeoutError) as e:
+                errors.append(e)
+        return errors
+
+    with SimWorld(WORKERS, seed, deadlock_after=1.0) as world:
+        (errors, *_) = world.run(program, lambda: None, lambda: None)
+    return list(errors)
+
+
+def found_in(errors: list[BaseException | None]) -> bool:
+    assert not any(isinstance(e, rpc.RPCTimeoutError) for e in errors), errors
+    return any(isinstance(e, rpc.DeadlockError) for e in errors)
+
+
+SEEDS = range(5)
+
+
+def test_who_waits_for_a_place_that_will_be_free_is_in_no_deadlock() -> None:
+    programs = [
+        ("call", 0, [("pause", 30.0)]),
+        ("call", 0, [("pause", 1.0), ("call", 1, [])]),
+        ("call", 1, [("pause", 2.0), ("call", 0, [])]),
+    ]
+    for seed in SEEDS:
+        assert outcomes(seed, [WideDoer, Doer], programs) == [None, None, None]
+
+
+def test_when_all_places_are_taken_by_who_waits_it_is_one() -> None:
+    programs: list[tuple[str, int, Steps]] = [
+        ("call", 0, [("pause", 1.0), ("call", 1, [])]),
+        ("call", 0, [("pause", 1.0), ("call", 1, [])]),
+        ("call", 1, [("pause", 2.0), ("call", 0, [])]),
+    ]
+    assert all(found_in(outcomes(seed, [WideDoer, Doer], programs)) for seed in SEEDS)
+
+
+def test_the_handler_of_a_tell_can_be_in_a_deadlock() -> None:
+    programs: list[tuple[str, int, Steps]] = [
+        ("tell", 0, [("pause", 1.0), ("call", 1, [])]),
+        ("call", 1, [("pause", 2.0), ("call", 0, [])]),
+    ]
+    assert all(found_in(outcomes(seed, [Doer, Doer], programs)) for seed in SEEDS)
+
+
+def test_a_handler_waits_for_those_above_it_in_its_mailbox() -> None:
+    # 0 has called 1, which has its answer and is below what 2 has told it; that waits for 3, which waits for 0.
+    above: Steps = [("pause", 0.5), ("call", 3, [])]
+    programs: list[tuple[str, int, Steps]] = [
+        ("call", 0, [("call", 1, [("call", 2, [("tell", 1, above)])])]),
+        ("call", 3, [("pause", 1.0), ("call", 0, [])]),
+    ]
+    assert all(found_in(outcomes(seed, [Doer] * 4, programs)) for seed in SEEDS)
+
+
+def test_what_only_one_of_two_looks_saw_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    circle = {one.node: one for one in (hold(1, 2), hold(2, 1))}
+    other = {one.node: one for one in (hold(1, 2), hold(2, 3), hold(3, 1))}
+    with SimWorld(1, 0) as world:
+        deadlocks = world.sessions[0].deadlocks
+        for again, count in ((circle, 2), (other, 0), ({}, 0)):
+            told: list[Any] = []
+            looks = [circle, again]
+            with monkeypatch.context() as patch:
+                patch.setattr(deadlocks, "_collect", lambda calls, looks=looks: looks.pop(0))
+                patch.setattr(deadlocks, "_break", told.append)
+                deadlocks._probe([])
+            assert len(told[0]) == count
+
+
 # -- the rule itself
 
 
