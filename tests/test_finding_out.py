@@ -59,6 +59,16 @@ class Box(rpc.Actor):
         word: str = await other.rpc_async().nothing()
         return word
 
+    async def cross_for_a_while(self, other: rpc.RRef[Any], gate: str, peer: str) -> str:
+        """Waits in a thread, which the coroutine does not wait for for ever."""
+        rpc.rpc_async(peer, unlock, args=(gate,))
+        assert await asyncio.to_thread(door(gate).wait, 30)
+        try:
+            word: str = await asyncio.wait_for(asyncio.to_thread(other.rpc_sync().nothing), 1.5)
+        except asyncio.TimeoutError:
+            return "gave up"
+        return word
+
     def cross(self, other: rpc.RRef[Any], gate: str, peer: str) -> str:
         """Calls the other one when that is in the midst of this as well."""
         rpc.rpc_async(peer, unlock, args=(gate,))
@@ -268,6 +278,12 @@ def test_chains_that_block_each_other_are_told_with_the_members_names(trio: Worl
     for e in errors:
         assert len(e.members) == 2
         assert all(word in str(e) for word in ("Box 'worker1/", "Box 'worker2/", "wait for each other"))
+
+
+def test_a_coroutine_that_gives_up_by_itself_is_in_no_deadlock(trio: World) -> None:
+    outcomes = trio.on(0, cross, Box, "cross_for_a_while")
+    assert "gave up" in outcomes
+    assert not any(isinstance(e, rpc.DeadlockError) for e in outcomes)
 
 
 def test_actors_with_room_for_one_more_do_not_deadlock(trio: World) -> None:
