@@ -207,7 +207,7 @@ SEEDS = range(5)
 
 
 def test_who_waits_for_a_place_that_will_be_free_is_in_no_deadlock() -> None:
-    programs = [
+    programs: list[tuple[str, int, Steps]] = [
         ("call", 0, [("pause", 30.0)]),
         ("call", 0, [("pause", 1.0), ("call", 1, [])]),
         ("call", 1, [("pause", 2.0), ("call", 0, [])]),
