@@ -3,8 +3,9 @@
 `import actorrpc as rpc` gives the names of `torch.distributed.rpc`, and `Actor`, `Role` and `launch` beside them.
 """
 
-from actorrpc import autograd, functions, nn, optim
+from actorrpc import autograd, debug, functions, nn, optim
 from actorrpc.actor import Actor, forget_actor, get_actor
+from actorrpc.attaching import Attached, attach
 from actorrpc.backends import (
     BackendType,
     BackendValue,
@@ -22,6 +23,7 @@ from actorrpc.errors import (
     BlockingWaitError,
     CancelledError,
     CheckpointError,
+    DeadlockError,
     DeserializationError,
     DeviceMapError,
     GradientMismatchError,
@@ -70,6 +72,7 @@ __all__ = [
     "ActorGoneError",
     "ActorInfo",
     "ActorRPCError",
+    "Attached",
     "AuthenticationError",
     "BackendType",
     "BackendValue",
@@ -78,6 +81,7 @@ __all__ = [
     "CancelledError",
     "CheckpointError",
     "CurrentCall",
+    "DeadlockError",
     "DeserializationError",
     "DeviceMapError",
     "Future",
@@ -108,11 +112,13 @@ __all__ = [
     "WorkerLostError",
     "World",
     "_set_rpc_timeout",
+    "attach",
     "autograd",
     "backend_registered",
     "batched",
     "construct_rpc_backend_options",
     "current_call",
+    "debug",
     "forget_actor",
     "functions",
     "get_actor",

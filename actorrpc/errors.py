@@ -99,6 +99,19 @@ class RPCTimeoutError(ActorRPCError, TimeoutError):
     """A call was not answered within its time. It may or may not have run."""
 
 
+class DeadlockError(ActorRPCError):
+    """A call was given up because its caller and its callee wait for each other, maybe by way of others.
+
+    Args:
+        message: what to tell the user.
+        members: those who wait for each other: actors, or functions, each with its worker, in order.
+    """
+
+    def __init__(self, message: str, *, members: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.members = tuple(members)
+
+
 class CancelledError(ActorRPCError, futures.CancelledError):
     """A call or a future was cancelled (`Future.cancel`). The call may have begun, and then runs on."""
 

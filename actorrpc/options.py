@@ -18,6 +18,7 @@ DEFAULT_NUM_WORKER_THREADS = 16
 DEFAULT_INIT_TIMEOUT = 300.0
 DEFAULT_SWITCH_INTERVAL = 2e-4
 DEFAULT_HEARTBEAT_TIMEOUT = 10.0
+DEFAULT_DEADLOCK_AFTER = 2.0
 UNSET_RPC_TIMEOUT = -1.0
 _INIT_TIMEOUT_VARIABLE = "ACTORRPC_INIT_TIMEOUT"
 _HEARTBEAT_VARIABLE = "ACTORRPC_HEARTBEAT_TIMEOUT"
@@ -67,6 +68,8 @@ class RpcBackendOptions:
         heartbeat_timeout: after how many seconds without a sign of life (a process that is stopped, a network that is
             cut) the others take this worker for lost, 0.5 to 80; 0: never. What it computes does not matter, heartbeats
             are ZeroMQ's own thread's. Give all workers the same. Default 10, or ACTORRPC_HEARTBEAT_TIMEOUT.
+        deadlock_after: after how many seconds of waiting for a call it is looked whether its caller and its callee wait
+            for each other, so that the call raises DeadlockError; 0: never. Default 2.
 
     Raises:
         ValueError, TypeError: an option is out of range, or of the wrong kind.
@@ -89,6 +92,7 @@ class RpcBackendOptions:
         max_pending_bytes: int = DEFAULT_BYTES,
         max_message_bytes: int | None = None,
         heartbeat_timeout: float | None = None,
+        deadlock_after: float = DEFAULT_DEADLOCK_AFTER,
     ) -> None:
         self.rpc_timeout = rpc_timeout
         self.init_method = init_method
@@ -107,6 +111,7 @@ class RpcBackendOptions:
             if heartbeat_timeout is None
             else heartbeat_timeout
         )
+        self.deadlock_after = deadlock_after
 
     if not TYPE_CHECKING:  # type checkers see misspelt names themselves, unless there is a __setattr__
 
@@ -200,6 +205,16 @@ class RpcBackendOptions:
         )
 
     @property
+    def deadlock_after(self) -> float:
+        """After how many seconds of waiting for a call it is looked for a deadlock; 0: never."""
+        return self._deadlock_after
+
+    @deadlock_after.setter
+    def deadlock_after(self, seconds: float) -> None:
+        rule = "must be 0 (never) or seconds above it"
+        self._deadlock_after = as_seconds("deadlock_after", seconds, rule, lambda s: s >= 0)
+
+    @property
     def switch_interval(self) -> float | None:
         """What `sys.setswitchinterval` is set to while the worker is up; None: nothing."""
         return self._switch_interval
@@ -276,6 +291,7 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
         max_pending_bytes: int = DEFAULT_BYTES,
         max_message_bytes: int | None = None,
         heartbeat_timeout: float | None = None,
+        deadlock_after: float = DEFAULT_DEADLOCK_AFTER,
     ) -> None:
         super().__init__(
             rpc_timeout,
@@ -290,6 +306,7 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
             max_pending_bytes=max_pending_bytes,
             max_message_bytes=max_message_bytes,
             heartbeat_timeout=heartbeat_timeout,
+            deadlock_after=deadlock_after,
         )
         self.device_maps = {} if device_maps is None else device_maps
         self.devices = () if devices is None else devices

@@ -8,7 +8,7 @@ import operator
 import os
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from actorrpc import actor, reducers, rref
+from actorrpc import actor, debug, reducers, rref
 from actorrpc.backends import BackendType, choose, end, register_backend, start
 from actorrpc.errors import BackpressureTimeoutError, WorkerLostError
 from actorrpc.options import (
@@ -119,14 +119,19 @@ def init_rpc(
 
 @_alone
 def join(
-    name: str, rank: int, world_size: int | None, options: RpcBackendOptions, role: str = "", index: int = 0
-) -> Session:
-    """`init_rpc` for the library's own backend, with a role; a world of roles may be an ELASTIC one by its size."""
+    name: str, rank: int, world_size: int | None, options: RpcBackendOptions, role: str = "", index: int = 0,
+    guest: bool = False,
+) -> Session:  # fmt: skip
+    """`init_rpc` for the library's own backend, with a role, or as a guest of an elastic world; a world of roles may be
+    an ELASTIC one by its size.
+    """
     _check_fresh()
-    if world_size is None or not (role and world_size == ELASTIC):
+    if guest:
+        rank, world_size = -1, ELASTIC
+    elif world_size is None or not (role and world_size == ELASTIC):
         rank, world_size = _numbers(rank, world_size, options.init_method)
     try:
-        return open_session(name, rank, world_size, options, role, index, _prepare)
+        return open_session(name, rank, world_size, options, role, index, _prepare, guest)
     except BaseException:
         set_default(None)
         raise
@@ -136,6 +141,7 @@ def _prepare(session: Session) -> None:
     """Has all in place before others can call: they may while this worker still waits to hear that all are there."""
     install(session)
     set_default(session)
+    debug.dump_if_asked()
 
 
 def _check_fresh() -> None:

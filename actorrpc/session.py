@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import dataclasses
 import logging
 import os
 import socket
@@ -26,6 +27,7 @@ from actorrpc.services import executor, rendezvous
 from actorrpc.services.address import is_loopback, local_address
 from actorrpc.services.autograd import Autograd
 from actorrpc.services.checkpoints import Checkpoints
+from actorrpc.services.deadlocks import Deadlocks
 from actorrpc.services.descriptors import check_descriptors
 from actorrpc.services.directory import Member
 from actorrpc.services.elastic import Elastic
@@ -34,6 +36,7 @@ from actorrpc.services.leaks import Leaks
 from actorrpc.services.loop import Loop
 from actorrpc.services.names import Names
 from actorrpc.services.objects import Objects
+from actorrpc.services.residents import IDS
 from actorrpc.services.roster import Hello, versions_here
 from actorrpc.services.sealed import SealedStore
 from actorrpc.version import VERSION
@@ -53,6 +56,8 @@ log = logging.getLogger("actorrpc")
 _THEIR_END_SECONDS = 3.0
 _WITHDRAWAL_SECONDS = 2.0
 """What a worker that cannot join waits at most to tell the others so."""
+
+_GUESTS = 1 << 40
 
 _chosen: ContextVar[Session | None] = ContextVar("actorrpc_session", default=None)
 _forked = False
@@ -81,6 +86,7 @@ class Session:
         Herald(worker)
         self.names = Names(worker)
         self.checkpoints = Checkpoints(worker)
+        self.deadlocks = Deadlocks(worker)
         self.launched = False
         """Whether `launch` looks after its end."""
         self._shield = InterruptShield()
@@ -268,11 +274,13 @@ def open_session(
     role: str,
     index: int,
     prepare: Callable[[Session], None],
+    guest: bool = False,
 ) -> Session:
     """Makes a worker over ZeroMQ and joins its world. Raises as `init_rpc` does.
 
     Arguments: as for `rpc.join`, and
         prepare: called before the worker starts; calls of others may come before this returns.
+        guest: whether it only looks in, for a while; its rank is not asked for then.
     """
     check_name(name)
     try:
@@ -282,6 +290,9 @@ def open_session(
         raise
     devices, versions = devices_of(options), versions_here(VERSION)
     session = _made(name, rank, options, role, index)
+    if guest:
+        drawn = IDS + session.worker.record.incarnation % _GUESTS  # no id, and nobody's rank
+        session.worker.record = dataclasses.replace(session.worker.record, rank=drawn, guest=True)
     prepare(session)
     hello = Hello(session.worker.record, world_size, envelope.PROTOCOL, versions, devices)
     session.enter(hello, options.init_timeout, options.switch_interval)
@@ -343,6 +354,7 @@ def _made(name: str, rank: int, options: RpcBackendOptions, role: str, index: in
         session = Session(worker, store, options)
         if options.report_leaks:
             session.objects.leaks = Leaks(session.objects)
+        session.deadlocks.start(options.deadlock_after)
         return session
     except BaseException:
         if transport is not None:

@@ -27,8 +27,10 @@ Told: TypeAlias = "Callable[[WorkerInfo, str], object]"
 
 
 def is_news(session: Session, peer: Peer) -> bool:
-    """Whether it is a loss that somebody is gone: not at the world's end, nor where it left an elastic one in order."""
-    orderly = peer.standing is Standing.LEFT and peer.leaving
+    """Whether it is a loss that somebody is gone: not at the world's end, nor where it left an elastic one in order, or
+    was a guest.
+    """
+    orderly = peer.record.guest or (peer.standing is Standing.LEFT and peer.leaving)
     return peer.standing is not Standing.MEMBER and not (orderly or session.worker.ending)
 
 

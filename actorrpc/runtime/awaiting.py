@@ -22,10 +22,12 @@ class Wake(asyncio.Future[None]):
     Attributes:
         core: what it waits for; None for leave to go on.
         waiter: its place among those who wait for that.
+        timed: whether it sleeps for some time at most.
     """
 
     core: Completion | None = None
     waiter: Waiter | None = None
+    timed = False
 
 
 class LoopGate:
@@ -74,7 +76,9 @@ def until(what: Completion, seconds: float) -> Generator[Any, None, bool]:
     wake = gate.wake
     wake.core, wake.waiter = what, Waiter(gate)
     what.waiters.append(wake.waiter)
-    timer = loop.call_later(seconds, gate._open) if seconds > 0 else None
+    timer = None
+    if seconds > 0:
+        timer, wake.timed = loop.call_later(seconds, gate._open), True
     try:
         if what.done:  # it came before it could see this waiter
             yield from _give_way(what, loop)

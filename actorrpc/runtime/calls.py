@@ -235,6 +235,10 @@ class Calls:
         """Ends a call for which nobody waits any more; the callee is told. Returns False where it has ended."""
         who = self._name(call.peer)
         error = CancelledError(f"{describe(call.what)} on {who} was cancelled; it may or may not have run")
+        return self.end(call, error)
+
+    def end(self, call: Call, error: BaseException) -> bool:
+        """Ends a call with an error; the callee is told. Returns False where it has ended."""
         if not self.fail(call, error):
             return False
         self._withdraw(call)

@@ -64,7 +64,7 @@ class MailboxCell:
         self, worker: Worker, handle: Callable[[Message], None], what: str, concurrency: int = 0,
         limits: tuple[int | None, int | None] = (None, None),
     ) -> None:  # fmt: skip
-        self._worker, self.run, self._what, self._limits = worker, handle, what, limits
+        self._worker, self.run, self.what, self._limits = worker, handle, what, limits
         self._told: set[tuple[int, int, int]] = set()
         self.mailbox: Mailbox[Message] = Mailbox(concurrency)
 
@@ -150,4 +150,4 @@ class MailboxCell:
     def _refuse(self, message: Message) -> None:
         if message.flags & Flag.COUNTED:
             self._worker.credit.begin(message)
-        message.fail(ActorGoneError(f"{self._what} on {self._worker} takes no more messages: it has ended"))
+        message.fail(ActorGoneError(f"{self.what} on {self._worker} takes no more messages: it has ended"))

@@ -346,6 +346,11 @@ class Limits:
             rooms = self._empty([*self._actors.values(), *self._peers.values()])
         self._let_go(rooms)
 
+    def full(self) -> list[str]:
+        """Says of the windows that are waited for how full they are."""
+        with self._door:
+            return [self._state(window) for window in self._full]
+
     def statistics(self) -> dict[str, int]:
         """Returns counts: messages that take up room, windows to peers and to actors, threads that wait for room."""
         with self._door:

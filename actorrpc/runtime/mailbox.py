@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from enum import Enum
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,6 +55,20 @@ class Turn(Generic[M]):
         self.gate: Gate | None = None
 
 
+class View(NamedTuple):
+    """A mailbox as it is at one moment.
+
+    Attributes:
+        concurrency: how many messages may be in progress at once.
+        stacks: the turns, in each place the top one first.
+        queue: the messages that wait, the first one first.
+    """
+
+    concurrency: int
+    stacks: list[list[Turn[Any]]]
+    queue: list[Any]
+
+
 class Mailbox(Generic[M]):
     """Queues messages for one actor and says whose turn it is.
 
@@ -82,6 +96,18 @@ class Mailbox(Generic[M]):
     def busy(self) -> bool:
         """Whether a message is in progress or queued."""
         return bool(self._tops or self._queue)
+
+    def view(self) -> View:
+        """Returns how it stands now."""
+        with self._door:
+            stacks: list[list[Turn[Any]]] = []
+            for top in self._tops:
+                stacks.append([])
+                turn: Turn[M] | None = top
+                while turn is not None:
+                    stacks[-1].append(turn)
+                    turn = turn.below
+            return View(self._concurrency, stacks, [message for _, _, message in self._queue])
 
     def open(self, concurrency: int) -> list[Turn[M]]:
         """Lets messages start from now on."""

@@ -28,6 +28,7 @@ class Record:
         role, index: what it is in a world that was launched by roles; "" and 0 elsewhere.
         main: what its main module is made of; those who have the same can write names of it to each other.
         rank: what users call it by. Where workers come and go, one that comes again has its rank, and a new id.
+        guest: whether it only looks in (`attach`): it is not counted among the workers.
     """
 
     id: int
@@ -41,6 +42,7 @@ class Record:
     index: int = 0
     main: str = ""
     rank: int = -1
+    guest: bool = False
 
     def __post_init__(self) -> None:
         if self.rank < 0:
@@ -69,6 +71,7 @@ class Record:
             int(data.get("index", 0)),
             str(data.get("main", "")),
             int(data.get("rank", -1)),
+            bool(data.get("guest", False)),
         )
 
     def __str__(self) -> str:

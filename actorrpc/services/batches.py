@@ -216,7 +216,7 @@ class _BatchCell(MailboxCell):
     def _refuse(self, message: Message) -> None:
         assert isinstance(message, _Flush)
         message.calls = message.batch.take_out()
-        message.fail(ActorGoneError(f"{self._what} on {self._worker} was not run: its actor has ended"))
+        message.fail(ActorGoneError(f"{self.what} on {self._worker} was not run: its actor has ended"))
 
 
 class _Flush(Message):

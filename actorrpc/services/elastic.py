@@ -86,9 +86,9 @@ class Elastic:
         self._worker.services[Placement] = placement(self._worker.record.name, self._devices)
 
     def present(self) -> list[Record]:
-        """Returns those who are there, and not about to leave, by rank."""
+        """Returns those who are there, and not about to leave, by rank; guests are not counted."""
         peers = [p for p in list(self._worker.peers.values()) if p.standing is Standing.MEMBER and not p.leaving]
-        return sorted((p.record for p in peers), key=lambda record: record.rank)
+        return sorted((p.record for p in peers if not p.record.guest), key=lambda record: record.rank)
 
     def _others(self) -> list[int]:
         return [n for n in _members(self._worker) if n != self._worker.id]

@@ -18,6 +18,8 @@ ELASTIC = ActorId(SYSTEM, 7)
 """Hears who comes into an elastic world and who is about to leave it."""
 HERALD = ActorId(SYSTEM, 8)
 """Tells and hears who is gone."""
+WAITS = ActorId(SYSTEM, 9)
+"""Says who waits for whom; breaks deadlocks."""
 NAMES = ActorId(SYSTEM, 12)
 """Knows actors by their names; rank 0's."""
 CHECKPOINTS = ActorId(SYSTEM, 13)

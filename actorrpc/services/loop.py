@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from actorrpc.runtime.clock import Thread
+    from actorrpc.runtime.mailbox import Turn
     from actorrpc.runtime.message import Message
     from actorrpc.runtime.worker import Worker
 
@@ -66,7 +67,7 @@ class Loop:
         self._door = threading.Lock()
         self._ending = False
         self._patience = 0.0
-        self._answering: dict[Message, _Handler] = {}
+        self._answering: dict[Message, Handler] = {}
         self._loop = asyncio.new_event_loop()
         self._loop.set_task_factory(_begin)
         self._loop.set_default_executor(_Threads(thread_name_prefix=f"{worker.record.name}-to-thread"))
@@ -103,7 +104,7 @@ class Loop:
                 cell.finish(turn)
 
         handling = Handling(self._worker, message, message.chain, message.mailbox, turn)
-        handler = self._answering[message] = _Handler(self, coroutine, handling, message.context, done)
+        handler = self._answering[message] = Handler(self, coroutine, handling, message.context, done)
         message.turn = None  # before it runs, which may be at once
         try:
             self._submit(handler)
@@ -135,7 +136,7 @@ class Loop:
 
         outside, here.handling = here.handling, None  # the coroutine has the turn; this thread only waits
         try:
-            handler = _Handler(self, coroutine, handling, here.context, done)
+            handler = Handler(self, coroutine, handling, here.context, done)
             self._submit(handler)
             try:
                 self._worker.wait(over, None, lead=False)
@@ -183,7 +184,7 @@ class Loop:
         """Whose it is."""
         return self._worker
 
-    def _submit(self, handler: _Handler) -> None:
+    def _submit(self, handler: Handler) -> None:
         with self._door:
             if self._ending:
                 handler.close()
@@ -300,7 +301,7 @@ def _elsewhere(handling: Handling, context: int, function: Callable[[], Any]) ->
         del here.handling, here.context
 
 
-class _Handler(_Carried):
+class Handler(_Carried):
     """The coroutine of a message (or of an actor's `main`), with its turn (RULE AS1).
 
     Arguments:
@@ -324,6 +325,10 @@ class _Handler(_Carried):
         self._asleep = False
         self._awaited: Wake | None = None
         self._task: asyncio.Task[Any] | None = None
+
+    def awaits(self) -> tuple[Handling | None, Turn[Any] | None, Wake | None]:
+        """Returns whose coroutine it is, with its turn, and what it sleeps on where that is known."""
+        return self._handling, self._turn, self._awaited if self._asleep else None
 
     def begin(self) -> None:
         """Makes its task; on the loop."""

@@ -257,6 +257,12 @@ class Objects:
             entries = list(self._entries.values())
         return [entry.value for entry in entries if entry.mailbox is not None]
 
+    def mailboxes(self) -> list[MailboxCell]:
+        """Returns the mailboxes of the actors here."""
+        with self.door:
+            found = {id(e.mailbox): e.mailbox for e in self._entries.values() if e.mailbox is not None}
+        return list(found.values())
+
     def statistics(self) -> dict[str, int]:
         """Returns counts: objects that others hold, forks held here, open children."""
         with self.door:

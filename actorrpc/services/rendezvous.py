@@ -110,6 +110,7 @@ class _Joining:
         self._size = ELASTIC
         """That of the world, as the hint says."""
         self._elastic = hello.world_size == ELASTIC
+        self._guest = hello.record.guest
         self._hello = hello.to_json()
         worker.greeted = self._greeted
 
@@ -149,6 +150,11 @@ class _Joining:
             if latest is not None and latest != hint:
                 hint = latest
                 self._dial(hint)
+            if self._guest and self._size != ELASTIC:
+                raise RendezvousError(
+                    f"{worker} cannot attach to the world at {self._where}: it was begun with {self._size} workers, "
+                    f"and has no room for others; only worlds without a size (world_size=None) have"
+                )
             if hint is not None and self._session:
                 self._greet()
             worker.wait(self._verdict, min(deadline, now() + _GREET_SECONDS), lead=False)

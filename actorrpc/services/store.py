@@ -33,7 +33,7 @@ class HintStore:
 
     Args:
         init_method: ``env://``, ``tcp://host:port`` or ``file:///path``, as torch takes them.
-        rank: This worker's rank. Rank 0 hosts the store, except where torchrun's agent does.
+        rank: This worker's rank, -1 for none. Rank 0 hosts the store, except where torchrun's agent does.
         clock_slice: About how long, in seconds, ``read`` may block.
 
     Raises:
@@ -146,8 +146,9 @@ class HintStore:
 
     def _too_late(self, purpose: str, advice: str) -> RendezvousError:
         waited = time.monotonic() - self._began
+        who = "this process" if self._rank < 0 else f"rank {self._rank}"
         return RendezvousError(
-            f"rank {self._rank} waited {waited:.1f} s at {self._place.address} {purpose}, in vain. "
+            f"{who} waited {waited:.1f} s at {self._place.address} {purpose}, in vain. "
             f"Last seen: {self._last_error or 'nothing'}. {advice}",
             address=self._place.address,
             waited=waited,

@@ -225,7 +225,7 @@ class SourceCell(MailboxCell):
             elif self._worker.open and hasattr(self._items, "aclose"):
                 loop_of(self._worker).answer(end, self._items.aclose(), lambda _: None)
         except Exception:
-            log.exception("%s: the end of %s failed", self._worker, self._what)
+            log.exception("%s: the end of %s failed", self._worker, self.what)
 
 
 def _nothing() -> None:

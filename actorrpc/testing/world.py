@@ -42,12 +42,14 @@ class SimWorld:
         parts: what they are, in a world of roles; see `of_roles`.
         elastic: whether nobody is there at first; see `member`.
         faults: what messages come to harm by. A rule that kills has the others notice at once, as `kill` does.
+        deadlock_after: as in RpcBackendOptions; 0: deadlocks are not looked for, and the world stands still.
     """
 
     def __init__(
         self, size: int, seed: int, *, threads: int = 4, timeout: float = 60.0, parts: Sequence[Part] = (),
-        elastic: bool = False, faults: Faults | None = None,
+        elastic: bool = False, faults: Faults | None = None, deadlock_after: float = 0.0,
     ) -> None:  # fmt: skip
+        self._deadlock_after = deadlock_after
         self.simulation = Simulation(seed)
         self.network = Network(self.simulation, faults, self._die)
         self._parts, self._threads, self._timeout = list(parts), threads, timeout
@@ -71,6 +73,7 @@ class SimWorld:
         worker = Worker(record, transport, self.simulation, threads=self._threads, timeout=self._timeout)
         session = Session(worker)
         rpc.install(session)
+        session.deadlocks.start(self._deadlock_after)
         return session
 
     @contextlib.contextmanager

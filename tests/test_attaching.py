@@ -1,0 +1,179 @@
+"""Guests: processes that look into a world that runs, call, and leave. Real processes."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import actorrpc as rpc
+from actorrpc import session
+from actorrpc.world import World as Roles
+from tests.joining import add, options
+from tests.worlds import World, until
+
+_rounds = itertools.count()
+Told = list[tuple[str, str]]
+
+
+class Counter(rpc.Actor):
+    def __init__(self) -> None:
+        self.count = 0
+
+    def add(self, n: int) -> int:
+        self.count += n
+        return self.count
+
+
+class Standing:
+    """What a worker keeps."""
+
+    told: Told
+
+
+def come(rank: int, method: str, size: int | None = None, **more: Any) -> None:
+    rpc.init_rpc(f"w{rank}", rank=rank, world_size=size, rpc_backend_options=options(method, **more))
+    kept = session.current().worker.services[Standing] = Standing()
+    kept.told = []
+    Roles().watch(lambda worker, reason: kept.told.append((worker.name, reason)))
+
+
+def told() -> Told:
+    kept: Standing = session.current().worker.services[Standing]
+    return kept.told
+
+
+def names() -> list[str]:
+    return [worker.name for worker in Roles().workers]
+
+
+def everybody() -> list[str]:
+    return [p.record.name for p in session.current().worker.peers.values() if p.standing.value == "member"]
+
+
+@pytest.fixture(scope="module")
+def _trio() -> Iterator[World]:
+    with World(3, join=False, timeout=60) as world:
+        yield world
+
+
+@pytest.fixture
+def trio(_trio: World) -> Iterator[World]:
+    yield _trio
+    _trio.everywhere(rpc.shutdown, False)
+
+
+@pytest.fixture
+def method(_trio: World) -> str:
+    return f"file://{_trio.folder}/guests-{next(_rounds)}"
+
+
+def visit(method: str, **more: Any) -> tuple[int, int, list[str], list[str]]:
+    with rpc.attach(method, **more) as world:
+        counted = rpc.get_actor("counter").rpc_sync().add(2)
+        summed = rpc.rpc_sync("w1", add, args=(1, 2))
+        return counted, summed, [worker.name for worker in world.workers], rpc.rpc_sync("w1", names)
+
+
+def make_counter() -> None:
+    Counter.spawn("w0", name="counter")
+
+
+def begin(trio: World, method: str, **more: Any) -> None:
+    for rank in (0, 1):
+        trio.on(rank, lambda rank=rank: come(rank, method, **more))
+    trio.on(0, make_counter)
+
+
+def test_a_guest_looks_and_calls_and_leaves_and_is_not_counted(trio: World, method: str) -> None:
+    begin(trio, method)
+    for n in (1, 2):  # it may come again
+        assert trio.on(2, visit, method) == (2 * n, 3, ["w0", "w1"], ["w0", "w1"])
+        assert not trio.on(2, session.is_available)
+    for rank in (0, 1):
+        until(lambda rank=rank: trio.on(rank, everybody) == ["w0", "w1"])  # type: ignore[misc]
+        assert trio.on(rank, told) == []
+
+
+def attach_and_stay(method: str) -> str:
+    rpc.attach(method, name="visitor")
+    return session.current().worker.record.name
+
+
+def test_a_guest_that_dies_is_nobodys_loss() -> None:
+    with World(3, join=False, timeout=60, strict=False) as world:
+        method = f"file://{world.folder}/guests"
+        begin(world, method)
+        assert world.on(2, attach_and_stay, method) == "visitor"
+        assert "visitor" in world.on(1, everybody)
+        world.kill(2, signal.SIGKILL)
+        for rank in (0, 1):
+            until(lambda rank=rank: "visitor" not in world.on(rank, everybody))  # type: ignore[misc]
+            assert world.on(rank, told) == []
+        for rank in (0, 1):
+            world.on(rank, rpc.shutdown, False)
+
+
+def test_a_guest_brings_the_token(trio: World, method: str) -> None:
+    begin(trio, method, security_token="secret")
+    assert trio.on(2, lambda: visit(method, token="secret"))[:2] == (2, 3)
+
+
+def refused(method: str, **more: Any) -> tuple[str, str, float]:
+    began = time.monotonic()
+    with pytest.raises(rpc.RendezvousError) as caught:
+        rpc.attach(method, **more)
+    assert not session.is_available()
+    return type(caught.value).__name__, str(caught.value), time.monotonic() - began
+
+
+@pytest.mark.parametrize("token", ["other", None])
+def test_a_guest_with_another_token_is_told_so(trio: World, method: str, token: str | None) -> None:
+    begin(trio, method, security_token="secret")
+    kind, text, _ = trio.on(2, lambda: refused(method, token=token))
+    assert kind == "AuthenticationError"
+    assert "token" in text
+
+
+def test_a_world_of_fixed_size_takes_no_guest(trio: World, method: str) -> None:
+    for rank in (0, 1):
+        trio.start(rank, come, rank, method, 2)
+    trio.result(0)
+    trio.result(1)
+    _, text, took = trio.on(2, refused, method)
+    assert "begun with 2 workers" in text
+    assert took < 8  # it does not wait for its time to run out
+
+
+def test_where_there_is_no_world_the_guest_is_told_in_time(trio: World, method: str) -> None:
+    _, text, took = trio.on(2, lambda: refused(method, timeout=0.5))
+    assert text.startswith("this process waited 0.5 s")
+    assert method in text
+    assert took < 20
+
+
+def test_a_world_that_is_over_is_no_world(trio: World, method: str) -> None:
+    begin(trio, method)
+    trio.on(1, rpc.shutdown, False)
+    trio.on(0, rpc.shutdown, False)
+    _, text, _ = trio.on(2, lambda: refused(method, timeout=1.0))
+    assert "rank 0" in text
+
+
+def attach_twice(method: str) -> None:
+    with rpc.attach(method), pytest.raises(RuntimeError, match="already initialized"):
+        rpc.attach(method)
+    with pytest.raises(ZeroDivisionError), rpc.attach(method):
+        1 / 0  # noqa: B018
+    assert not session.is_available()
+
+
+def test_a_guest_is_one_at_a_time_and_an_error_in_its_block_has_it_leave(trio: World, method: str) -> None:
+    begin(trio, method)
+    trio.on(2, attach_twice, method)
+    until(lambda: trio.on(0, everybody) == ["w0", "w1"])
+    assert trio.on(0, told) == []
