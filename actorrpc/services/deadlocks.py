@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("actorrpc")
 _ANSWER_SECONDS = 5.0
+_IDLE_PAUSES = 4
+"""How many times as long it is until the next look where no call is under way: an idle worker is to sleep."""
 _MOST = 5000
 """What is more entangled is not looked at."""
 _RARELY = 32
@@ -111,7 +113,7 @@ class Deadlocks:
         if due and not self._probing:
             self._probing = True
             worker.crew.submit((Lane.FREE, self._probe, due))
-        worker.keeper.after(self._pause, self._look)
+        worker.keeper.after(self._pause * (1 if worker.calls.pending else _IDLE_PAUSES), self._look)
 
     def _probe(self, calls: Sequence[Node]) -> None:
         try:

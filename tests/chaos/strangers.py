@@ -103,10 +103,10 @@ class Recorder:
     def __setattr__(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value) if name.startswith("_") else setattr(self._inner, name, value)
 
-    def send(self, peer: int, frames: Sequence[Any], hold: bool = False) -> None:
+    def send(self, peer: int, frames: Sequence[Any], hold: bool = False, lasting: bool = True) -> None:
         if peer == 0 and len(self.kept) < 500:
             self.kept.append([bytes(memoryview(frame).cast("B")) for frame in frames])
-        self._inner.send(peer, frames, hold)
+        self._inner.send(peer, frames, hold, lasting)
 
 
 class Box:

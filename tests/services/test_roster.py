@@ -157,7 +157,7 @@ def test_a_record_that_is_none_is_no_hello() -> None:
 
 
 def test_a_record_comes_through_json_with_every_field() -> None:
-    given = Record(3, "w", 7, ("tcp://a",), "host", "boot", 11, "role", 2, "main")
+    given = Record(3, "w", 7, ("tcp://a",), "host", "boot", 11, "role", 2, "main", 4, True)
     assert Record.from_json(json.loads(json.dumps(given.to_json()))) == given
     plain = {field.name: field.default for field in dataclasses.fields(Record)}
     assert all(getattr(given, name) != default for name, default in plain.items()), "a new field has its default here"
