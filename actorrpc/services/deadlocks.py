@@ -17,6 +17,7 @@ RULE DL4 (breaking). All calls in the circles are given up with a DeadlockError;
 from __future__ import annotations
 
 import logging
+import threading
 from typing import TYPE_CHECKING, NamedTuple
 
 from actorrpc.errors import ActorRPCError, DeadlockError
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("actorrpc")
 _ANSWER_SECONDS = 5.0
-_IDLE_PAUSES = 4
-"""How many times as long it is until the next look where no call is under way: an idle worker is to sleep."""
 _MOST = 5000
 """What is more entangled is not looked at."""
 _RARELY = 32
@@ -79,6 +78,8 @@ class Deadlocks:
         """How often each call that is waited for for long was seen."""
         self._probing = False
         worker.services[Deadlocks] = self
+        self._door = threading.Lock()
+        self._will_look = False
         worker.cells[WAITS] = ServiceCell(worker, Lane.CONTROL, self._handle)
 
     def start(self, seconds: float) -> None:
@@ -89,7 +90,7 @@ class Deadlocks:
         """
         if seconds > 0:
             self._pause = seconds / 2
-            self._worker.keeper.after(self._pause, self._look)
+            self._look_later()
 
     def _handle(self, message: Message) -> None:
         verb, *rest = message.load()
@@ -103,7 +104,7 @@ class Deadlocks:
     # -- looking
 
     def _look(self) -> None:
-        worker = self._worker
+        worker, self._will_look = self._worker, False
         if not worker.open:
             return
         old = [call for call in list(worker.calls.pending.values()) if call.id < self._marks[0] and call.waiters]
@@ -113,7 +114,19 @@ class Deadlocks:
         if due and not self._probing:
             self._probing = True
             worker.crew.submit((Lane.FREE, self._probe, due))
-        worker.keeper.after(self._pause * (1 if worker.calls.pending else _IDLE_PAUSES), self._look)
+        if worker.calls.pending:
+            self._look_later()
+        else:  # an idle worker is to sleep
+            worker.calls.next_sent = self._look_later
+            if worker.calls.pending:  # it was sent before that could be seen
+                self._look_later()
+
+    def _look_later(self) -> None:
+        with self._door:
+            if self._will_look:
+                return
+            self._will_look = True
+        self._worker.keeper.after(self._pause, self._look)
 
     def _probe(self, calls: Sequence[Node]) -> None:
         try:

@@ -79,14 +79,14 @@ def test_an_idle_worker_sleeps() -> None:
 
     def count() -> int:
         until(settled, 20)
-        time.sleep(0.5)
+        time.sleep(2.5)
         before = switches("keeper", "lookout", "hand")
-        time.sleep(5.0)
+        time.sleep(2.0)
         return switches("keeper", "lookout", "hand") - before
 
     with made(3, heartbeat_timeout=10) as world:
         world.everywhere(call_all_of, 3)
-        assert world.on(0, count) <= 12  # polling every 0.2 s would be 25 for each thread that does
+        assert world.on(0, count) <= 4  # polling every 0.2 s would be 10
 
 
 def test_without_heartbeats_a_stopped_worker_is_waited_for_and_a_dead_one_is_noticed_all_the_same() -> None:
