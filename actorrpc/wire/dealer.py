@@ -87,13 +87,17 @@ class DealerWay:
                 if not self.dealer.closed:
                     self._flush()
 
+    def unwatch(self) -> None:
+        """Ends the news of its connection; before their reader goes, or ZeroMQ's thread would wait for it (LO4)."""
+        with self.lock:
+            if not self.dealer.closed:
+                self.dealer.disable_monitor()
+
     def close(self, linger: float) -> None:
         """Closes the way; what is under way may still leave for `linger` seconds."""
         with self.lock:
             if linger and not self.dealer.closed:
                 self._flush()
-            if not self.dealer.closed:
-                self.dealer.disable_monitor()
             self.dealer.close(int(linger * 1000))
 
     def _flush(self) -> None:

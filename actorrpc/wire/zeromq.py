@@ -203,6 +203,8 @@ class ZmqTransport:
             way = self._ways.pop(peer, None)
         if way is not None:
             if peer >= 0:
+                if isinstance(way, DealerWay):
+                    way.unwatch()
                 self._lookout.leave(peer)
             way.close(linger)
 
