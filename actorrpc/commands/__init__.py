@@ -1,0 +1,46 @@
+"""The command line: `actorrpc`, also `python -m actorrpc`. A command is a module of this package.
+
+Each has `declare(commands)`, which adds its parser and names the function that runs it: that function is given the
+parsed options and returns the exit code. A `CommandError` ends a command with one line on stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+
+from actorrpc.commands.failing import CommandError
+
+# In the order of --help. A command's module imports what it needs only when it runs: --help stays quick.
+COMMANDS = ("run", "version")
+
+WRONG_USE = 2  # as argparse ends
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Does what the command line says.
+
+    Arguments:
+        arguments: without the program's name; default: those of this process.
+
+    Returns:
+        the exit code: 0 when the command did what it was asked, 1 when it could not (one line on stderr says why and
+        what to do), 2 for a wrong command line, 130 after Ctrl-C.
+    """
+    parser = argparse.ArgumentParser(
+        prog="actorrpc",
+        description="Role-based PyTorch programs on several processes and hosts.",
+        epilog="'actorrpc COMMAND --help' tells more of a command, with examples.",
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name in COMMANDS:
+        importlib.import_module(f"actorrpc.commands.{name}").declare(commands)
+    options = parser.parse_args(arguments)
+    try:
+        return int(options.runs(options))
+    except CommandError as error:
+        print(f"actorrpc {options.command}: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130

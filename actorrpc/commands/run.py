@@ -1,0 +1,80 @@
+"""`actorrpc run`: a program for torch.distributed.rpc on actorrpc, unchanged."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import runpy
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from actorrpc.commands.failing import CommandError
+
+if TYPE_CHECKING:
+    from actorrpc.commands.declaring import Commands
+
+EXAMPLES = """examples:
+  actorrpc run main.py --epochs 3             the program's own arguments follow its name
+  actorrpc run -m package.module              as python -m does
+  actorrpc run --compare main.py              twice, under torch.distributed.rpc and under actorrpc, side by side
+  torchrun --nproc-per-node 4 -m actorrpc run main.py
+"""
+
+
+def declare(commands: Commands) -> None:
+    """Adds the command's parser."""
+    parser = commands.add_parser(
+        "run",
+        help="run a program for torch.distributed.rpc on actorrpc, unchanged",
+        description="Runs a Python program, with actorrpc in the place of torch.distributed.rpc in it and in the "
+        "processes that it starts.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--quiet", action="store_true", help="do not say on stderr that actorrpc stands in")
+    parser.add_argument(
+        "--compare",
+        action="store_true",
+        help="run it twice, under torch.distributed.rpc and under actorrpc, and print how outputs and times differ",
+    )
+    parser.add_argument("-m", dest="module", action="store_true", help="PROGRAM is the name of a module")
+    parser.add_argument("program", metavar="PROGRAM", help="a Python file")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARG", help="what the program is given")
+    parser.set_defaults(runs=runs)
+
+
+def runs(options: argparse.Namespace) -> int:
+    """Runs the program, or compares it."""
+    if not (options.module or Path(options.program).exists()):
+        raise CommandError(f"there is no file {options.program!r}; -m runs a module by its name")
+    if options.compare:
+        from actorrpc.compat.compare import compare
+
+        print(compare(options.program, options.arguments, module=options.module))
+    else:
+        run_program(options.program, options.arguments, module=options.module, quiet=options.quiet)
+    return 0
+
+
+def run_program(program: str, arguments: list[str], *, module: bool = False, quiet: bool = False) -> None:
+    """Runs a program as Python would, with the stand-in in force. Raises what the program raises.
+
+    Arguments:
+        program: a file, or with `module` the name of a module.
+        arguments: what it finds in `sys.argv` after its own name.
+        quiet: does not say on stderr, once for all processes of the program, that the stand-in is in force.
+    """
+    from actorrpc.compat import install
+    from actorrpc.compat.children import VARIABLE
+
+    if not quiet and VARIABLE not in os.environ and os.environ.get("RANK", "0") == "0":
+        print(f"actorrpc stands in for torch.distributed.rpc in {program}", file=sys.stderr)
+    install()
+    sys.argv[:] = [program, *arguments]
+    if module:
+        sys.path[0:0] = [] if "" in sys.path else [os.getcwd()]
+        runpy.run_module(program, run_name="__main__", alter_sys=True)
+    else:
+        sys.path[0] = str(Path(program).resolve().parent)
+        runpy.run_path(program, run_name="__main__")
