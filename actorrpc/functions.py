@@ -47,7 +47,7 @@ def async_execution(fn: F) -> F:
     return wrapper  # type: ignore[return-value]
 
 
-def batched(*, max_size: int, max_wait: float = 0.0) -> Callable[[F], F]:
+def batched(*, max_size: int, max_wait: float = 0.0) -> Callable[[F], Callable[..., Any]]:
     """Decorates a method that serves many calls at once: it gets lists, one entry a call, and returns a list of results
     in the same order.
 

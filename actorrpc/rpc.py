@@ -6,7 +6,7 @@ import contextlib
 import functools
 import operator
 import os
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 from actorrpc import actor, debug, reducers, rref
 from actorrpc.backends import BackendType, choose, end, register_backend, start
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from actorrpc.rref import RRef
-    from actorrpc.workers import To
+    from actorrpc.workers import Args, Kwargs, Later, To
 
-
+R = TypeVar("R")
 F = TypeVar("F", bound="Callable[..., Any]")
 
 
@@ -278,11 +278,19 @@ def get_worker_info(worker_name: str | None = None) -> WorkerInfo:
     return info_of(worker.peers[resolve(worker, worker_name)].record)
 
 
+@overload
+def rpc_sync(
+    to: To, func: Callable[..., Later[R]], args: Args = None, kwargs: Kwargs = None, timeout: float = UNSET_RPC_TIMEOUT
+) -> R: ...
+@overload
+def rpc_sync(
+    to: To, func: Callable[..., R], args: Args = None, kwargs: Kwargs = None, timeout: float = UNSET_RPC_TIMEOUT
+) -> R: ...
 def rpc_sync(
     to: To,
     func: Callable[..., Any],
-    args: tuple[Any, ...] | list[Any] | None = None,
-    kwargs: dict[str, Any] | None = None,
+    args: Args = None,
+    kwargs: Kwargs = None,
     timeout: float = UNSET_RPC_TIMEOUT,
 ) -> Any:
     """Calls a function on a worker, waits for it, and returns its result.
@@ -310,11 +318,19 @@ def rpc_sync(
         return worker.wait_result(worker.request(number, EXECUTOR, body, timeout, func, bounded=True))
 
 
+@overload
+def rpc_async(
+    to: To, func: Callable[..., Later[R]], args: Args = None, kwargs: Kwargs = None, timeout: float = UNSET_RPC_TIMEOUT
+) -> Future[R]: ...
+@overload
+def rpc_async(
+    to: To, func: Callable[..., R], args: Args = None, kwargs: Kwargs = None, timeout: float = UNSET_RPC_TIMEOUT
+) -> Future[R]: ...
 def rpc_async(
     to: To,
     func: Callable[..., Any],
-    args: tuple[Any, ...] | list[Any] | None = None,
-    kwargs: dict[str, Any] | None = None,
+    args: Args = None,
+    kwargs: Kwargs = None,
     timeout: float = UNSET_RPC_TIMEOUT,
 ) -> Future[Any]:
     """Calls a function on a worker and returns a Future of its result at once. Arguments: see `rpc_sync`.
@@ -341,11 +357,19 @@ def rpc_async(
             return failed_future(e)
 
 
+@overload
+def remote(
+    to: To, func: Callable[..., Later[R]], args: Args = None, kwargs: Kwargs = None, timeout: float = UNSET_RPC_TIMEOUT
+) -> RRef[R]: ...
+@overload
+def remote(
+    to: To, func: Callable[..., R], args: Args = None, kwargs: Kwargs = None, timeout: float = UNSET_RPC_TIMEOUT
+) -> RRef[R]: ...
 def remote(
     to: To,
     func: Callable[..., Any],
-    args: tuple[Any, ...] | list[Any] | None = None,
-    kwargs: dict[str, Any] | None = None,
+    args: Args = None,
+    kwargs: Kwargs = None,
     timeout: float = UNSET_RPC_TIMEOUT,
 ) -> RRef[Any]:
     """Calls a function (often a class) on a worker, and returns a reference to its result, which stays there.

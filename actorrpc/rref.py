@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import typing
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import torch
 
@@ -229,11 +229,15 @@ class RRef(Generic[T]):
                 )
         return future.wait() if blocking else future
 
-    def rpc_sync(self, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
+    def rpc_sync(self, timeout: float = UNSET_RPC_TIMEOUT) -> T:
         """Returns a proxy: `ref.rpc_sync().method(*args)` calls the object's method on its owner, waits, and returns
         its result. `timeout`: see the function `rpc_sync`.
+
+        To a type checker the proxy is the object itself, whose methods it completes and checks. That is wrong in two
+        places: attributes that are no methods, which a proxy does not read, and `async def` methods, whose result this
+        returns, not a coroutine (`await ref.rpc_async().method()` says nothing wrong).
         """
-        return Proxy(self, "rpc_sync", timeout)
+        return cast("T", Proxy(self, "rpc_sync", timeout))
 
     def rpc_async(self, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
         """Returns a proxy: `ref.rpc_async().method(*args)` calls the object's method on its owner and returns a Future.

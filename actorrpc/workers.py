@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Union
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, Union
 
 from actorrpc.errors import InvalidNameError, NotAMemberError
 from actorrpc.services.elastic import Elastic
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+    import torch
+
     from actorrpc.runtime.peers import Record
     from actorrpc.runtime.worker import Worker
 
@@ -51,6 +55,13 @@ def check_name(name: object) -> None:
 
 To = Union[str, int, WorkerInfo]  # noqa: UP007  evaluated at run time, also by Python 3.10
 """What names a worker: its name, its rank, or its WorkerInfo."""
+
+# What calls are given. Only type checkers look at these.
+R = TypeVar("R")
+Args: TypeAlias = "tuple[Any, ...] | list[Any] | None"
+Kwargs: TypeAlias = "dict[str, Any] | None"
+Later: TypeAlias = "Coroutine[Any, Any, R] | torch.futures.Future[R]"
+"""What `async def` and `async_execution` functions return; a call of one has the result of that."""
 
 
 def info_of(record: Record) -> WorkerInfo:

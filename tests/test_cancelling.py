@@ -418,7 +418,7 @@ def test_references_in_cancelled_calls_are_given_back() -> None:
 
             def program() -> None:
                 ref = rpc.RRef([1])
-                far = rpc.remote(2, list, args=((1,),))
+                far: rpc.RRef[list[int]] = rpc.remote(2, list, args=((1,),))
                 first = rpc.rpc_async(1, block, args=("first", 0.5), timeout=0)
                 futures = [rpc.rpc_async(1, pass_on, args=(r, n), timeout=0) for n in range(5) for r in (ref, far)]
                 for future in futures:

@@ -692,7 +692,7 @@ def test_too_large_a_message_is_refused_by_its_sender_with_its_size() -> None:
             lambda: rpc.rpc_sync(1, torch.sum, args=(torch.zeros(5_000),)),
             lambda: rpc.remote(1, len, args=(bytes(20_000),)),
             lambda: rpc.rpc_sync(1, bytes, args=(20_000,)),  # the answer
-            lambda: rpc.RRef([1]).rpc_sync().append(bytes(20_000)),
+            lambda: rpc.RRef([b""]).rpc_sync().append(bytes(20_000)),
         ):
             with pytest.raises(rpc.MessageTooLargeError, match=r"of 20\d\d\d bytes from .* is 10000") as caught:
                 send()

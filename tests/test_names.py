@@ -147,7 +147,7 @@ def test_an_actor_that_cannot_be_made_leaves_its_name_free(trio: World) -> None:
 def fail_and_spawn() -> None:
     ref = Failing.spawn(2, name="again")
     with pytest.raises(KeyError, match="cannot be made"):
-        ref.rpc_sync().anything()
+        ref.rpc_sync().anything()  # type: ignore[attr-defined]
     Counter.spawn(0, name="again")
     rpc.get_actor("again")  # which waits until it is there
     assert actors()["again"].incarnation == 2
@@ -226,7 +226,7 @@ class FailingSlowly(rpc.Actor):
 
 def fail_slowly() -> None:
     with pytest.raises(KeyError):
-        FailingSlowly.spawn(0, name="fragile").rpc_sync().anything()
+        FailingSlowly.spawn(0, name="fragile").rpc_sync().anything()  # type: ignore[attr-defined]
 
 
 def is_claimed(name: str) -> bool:

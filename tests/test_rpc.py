@@ -306,7 +306,7 @@ def test_zero_means_no_limit_and_below_zero_means_the_default() -> None:
         with pytest.raises(rpc.RPCTimeoutError):
             rpc.rpc_sync(OTHER, rest, args=(0.4,), timeout=-1)
         with pytest.raises(rpc.RPCTimeoutError):
-            rpc.remote(OTHER, nothing).rpc_sync().x(rpc.rpc_sync(OTHER, rest, args=(0.4,)))
+            rpc.remote(OTHER, nothing).rpc_async().x(rpc.rpc_sync(OTHER, rest, args=(0.4,)))
         assert rpc.rpc_sync(OTHER, rest, args=(0.4,), timeout=0) == "rested"
         assert rpc.rpc_async(OTHER, rest, args=(0.4,), timeout=0).wait() == "rested"
         rpc._set_rpc_timeout(0)
@@ -504,7 +504,7 @@ def raise_lone() -> None:
 @inside
 def test_a_class_in_an_argument_that_the_callee_lacks_is_named_with_the_worker() -> None:
     module = lone_module("only_here")
-    ref = rpc.remote(OTHER, list)
+    ref: rpc.RRef[list[Any]] = rpc.remote(OTHER, list)
     try:
         calls: list[Callable[[], Any]] = [
             lambda: rpc.rpc_sync(OTHER, len, args=([{"deep": module.Lone()}],)),

@@ -154,7 +154,7 @@ def test_a_remote_object_is_used_through_the_three_proxies() -> None:
     with pytest.raises(LookupError, match="in the box"):
         ref.remote().fail().to_here()
     with pytest.raises(AttributeError, match="nothing_such"):
-        ref.rpc_sync().nothing_such()
+        ref.rpc_sync().nothing_such()  # type: ignore[attr-defined]
 
 
 @inside

@@ -328,9 +328,9 @@ def test_get_future_raises_the_error_of_the_creation() -> None:
         with pytest.raises(LookupError, match="no box"):
             late._get_future().wait()
     with opened("timeout"):
-        ref = rpc.remote(OTHER, gated, args=("timeout",), timeout=0.05)
+        slow: rpc.RRef[Any] = rpc.remote(OTHER, gated, args=("timeout",), timeout=0.05)
         with pytest.raises(rpc.RPCTimeoutError, match="RPC ran for more than"):
-            ref._get_future().wait()
+            slow._get_future().wait()
 
 
 @inside
@@ -449,7 +449,7 @@ def test_a_call_of_a_proxy_is_a_call_of_the_object() -> None:
     module = rpc.remote(OTHER, torch.nn.Linear, args=(3, 2))
     assert module.rpc_sync()(torch.ones(4, 3)).shape == (4, 2)
     with pytest.raises(AttributeError, match="'int' object has no attribute '__call__'"):
-        rpc.remote(OTHER, int).rpc_sync()()
+        rpc.remote(OTHER, int).rpc_sync()()  # type: ignore[operator]
 
 
 @inside
@@ -554,7 +554,7 @@ def test_a_proxys_method_is_sent_as_a_function_through_each_verb() -> None:
         assert rpc.rpc_sync(to, ref.remote().get).to_here() == 5  # a reference comes back
         rpc.rpc_sync(to, ref.tell().get)
     with pytest.raises(AttributeError, match="nothing_such"):
-        rpc.rpc_sync(OTHER, ref.rpc_sync().nothing_such)
+        rpc.rpc_sync(OTHER, ref.rpc_sync().nothing_such)  # type: ignore[attr-defined]
 
 
 # -- what is refused
@@ -575,7 +575,8 @@ def test_pickle_save_and_copy_of_a_reference_say_what_to_do() -> None:
         copy.deepcopy,
         lambda what: torch.save(what, io.BytesIO()),
     ]
-    for ref in (rpc.RRef(1), rpc.remote(OTHER, int)):
+    refs: tuple[rpc.RRef[Any], ...] = (rpc.RRef(1), rpc.remote(OTHER, int))
+    for ref in refs:
         for what in (ref, [ref], {"a": (1, [ref])}, Module(ref), ref.rpc_sync().get, [ref.rpc_sync()]):
             for attempt in attempts:
                 with pytest.raises(RuntimeError, match=r"Can not pickle .*RRef.* cannot be saved.*to_here\(\)"):
@@ -923,7 +924,7 @@ def _left_in_globals_and_cycles(rank: int, plan: Any) -> None:
     values = [Box(1), Box(2), torch.nn.Linear(2, 2)]
     freed = [weakref.ref(value) for value in values]
     refs: list[Any] = [rpc.RRef(value) for value in values]
-    made = [rpc.remote(rank, Box, args=(3,)), rpc.remote(rank, Stopped), rpc.RRef(Stopped())]
+    made: list[rpc.RRef[Any]] = [rpc.remote(rank, Box, args=(3,)), rpc.remote(rank, Stopped), rpc.RRef(Stopped())]
     freed += [weakref.ref(ref.local_value()) for ref in made]
     far = [rpc.remote(1 - rank, Box, args=(4,)), rpc.remote(1 - rank, Stopped)]
     for ref in [*refs, *made]:

@@ -112,7 +112,7 @@ def test_the_type_is_named_where_it_is_known() -> None:
 
 
 def clean(rank: int) -> None:
-    refs = [rpc.remote(1 - rank, Thing), rpc.remote(rank, Thing), rpc.RRef(Thing()), Worker.spawn(1 - rank)]
+    refs: list[Any] = [rpc.remote(1 - rank, Thing), rpc.remote(rank, Thing), rpc.RRef(Thing()), Worker.spawn(1 - rank)]
     refs[3].rpc_sync().get()
     rpc.rpc_sync(1 - rank, str, args=(refs[2:],))
     KEPT.append(refs[1:3])  # its own objects, which nobody else holds

@@ -362,7 +362,7 @@ def test_what_only_linux_has_is_not_needed(meet: str) -> None:
         patch.setattr(Path, "read_text", refuse)
         join_world(rank, 2, meet)
         greet_all(rank, 2)
-        ref = rpc.remote(1 - rank, list)
+        ref: rpc.RRef[list[Any]] = rpc.remote(1 - rank, list)
         ref.rpc_sync().append(1)
         assert ref.to_here() == [1]
         assert rpc.rpc_async(1 - rank, add, args=(1, 2)).wait() == 3

@@ -9,7 +9,7 @@ import random
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from typing import Any, cast
 
 import cloudpickle  # type: ignore[import-untyped]
 import pytest
@@ -225,7 +225,7 @@ def test_items_can_be_awaited() -> None:
     assert next(late) == 1
     run(body())
     late.close()
-    assert Player.spawn(0).rpc_sync().consume_async(player, 12) == list(range(12))
+    assert Player.spawn(0).rpc_async().consume_async(player, 12).wait() == list(range(12))
 
 
 @inside
@@ -303,7 +303,7 @@ def test_an_actor_serves_others_between_two_items() -> None:
         for i, item in enumerate(stream):
             assert item == i
             player.rpc_sync(timeout=10).note(i)
-        notes: Any = [note for note in player.rpc_sync().take() if note[0] != "ended"]
+        notes: Any = [note for note in cast("Any", player.rpc_sync().take()) if note[0] != "ended"]
         assert [what for what, _ in notes] == list(range(10))
         assert [min(made, 10) for _, made in notes] == sorted(made for _, made in notes)
 

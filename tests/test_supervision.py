@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import actorrpc as rpc
-from actorrpc.launch.member import take_part
+from actorrpc.launching.member import take_part
 from actorrpc.roles import Part, parts_of
 from tests.worlds import Outcome, World, run_world, until
 

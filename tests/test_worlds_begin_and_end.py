@@ -519,7 +519,7 @@ def test_a_forked_child_is_no_worker_and_does_its_parent_no_harm(meet: str) -> N
 
     def program(rank: int) -> None:
         rpc.init_rpc(f"w{rank}", rank=rank, world_size=2, rpc_backend_options=options(meet))
-        ref = rpc.remote(1 - rank, list)
+        ref: rpc.RRef[list[Any]] = rpc.remote(1 - rank, list)
         for _ in range(5):
             pid = os.fork()
             if pid == 0:

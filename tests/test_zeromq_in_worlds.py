@@ -44,7 +44,7 @@ class Counter(rpc.Actor):
 
 
 def pid_of(rank: int) -> int:
-    return rpc.rpc_sync(rank, os.getpid)  # type: ignore[no-any-return]
+    return rpc.rpc_sync(rank, os.getpid)
 
 
 @contextlib.contextmanager

@@ -34,7 +34,8 @@ def _recordable(plain: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-rpc_sync, remote, _rpc_async = map(_recordable, (rpc.rpc_sync, rpc.remote, rpc.rpc_async))
+_CALLS: tuple[Callable[..., Any], ...] = (rpc.rpc_sync, rpc.remote, rpc.rpc_async)
+rpc_sync, remote, _rpc_async = map(_recordable, _CALLS)
 
 
 @functools.wraps(rpc.rpc_async)

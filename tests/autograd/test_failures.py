@@ -194,7 +194,7 @@ def test_plain_backward_over_workers_says_what_to_use_instead() -> None:
     with autograd.context() as context_id:
         y = rpc.rpc_sync(1, scaled, args=(x,))
         with pytest.raises(RuntimeError, match=r"dist_autograd\.backward"):
-            y.sum().backward(retain_graph=True)
+            y.sum().backward(retain_graph=True)  # type: ignore[no-untyped-call]
         with pytest.raises(RuntimeError, match=r"dist_autograd\.backward"):
             torch.autograd.grad(y.sum(), [x], retain_graph=True)
         autograd.backward(context_id, [y.sum()])

@@ -147,7 +147,7 @@ def test_builtins_and_scripted_functions_are_recorded() -> None:
     ):
         x, y = leaf(1, 2), leaf(3, 4)
         with autograd.context() as context_id:
-            autograd.backward(context_id, [call(x, y).sum()])  # type: ignore[no-untyped-call]
+            autograd.backward(context_id, [call(x, y).sum()])
             found = autograd.get_gradients(context_id)
             same(found[x], expected[0])
             same(found[y], expected[1])
@@ -606,7 +606,7 @@ def test_nothing_is_recorded_without_grad_and_outside_of_contexts() -> None:
     y = rpc.rpc_sync(1, scaled, args=(x,))
     assert y.is_leaf
     assert y.requires_grad  # as a leaf
-    y.sum().backward()
+    y.sum().backward()  # type: ignore[no-untyped-call]
     assert x.grad is None
 
 

@@ -59,7 +59,7 @@ def test_calls_that_call_back_and_forth_finish_with_as_few_threads_as_can_be() -
 
 def test_a_call_without_a_limit_ends_when_its_callee_dies() -> None:
     def calls() -> dict[str, Callable[[], Any]]:
-        ref = rpc.remote(1, list, timeout=0)
+        ref: rpc.RRef[list[Any]] = rpc.remote(1, list, timeout=0)
         ref.to_here()
         waiting = rpc.rpc_async(1, signal.pause, timeout=0)
         kept = rpc.remote(1, signal.pause, timeout=0)
@@ -271,7 +271,7 @@ def test_a_view_of_a_huge_tensor_costs_what_is_viewed_both_ways() -> None:
             assert rpc.rpc_sync(to, keep, args=(view(n),)) < 8192
             got = rpc.rpc_sync(to, view, args=(n,))
             assert got.untyped_storage().nbytes() < 8192
-            assert got.unique().tolist() == [n]
+            assert set(got.tolist()) == {n}
             mine = rpc.remote(to, view, args=(n,)).to_here()
             assert to == 0 or mine.untyped_storage().nbytes() < 8192
 

@@ -210,7 +210,7 @@ def test_handlers_that_stand_still_are_seen_to_though_callbacks_go_on() -> None:
         if rank == 0:
             busy_with_callbacks()
         else:
-            futures = [rpc.rpc_async(0, block, args=(5,)) for _ in range(2)]
+            futures: list[rpc.Future[Any]] = [rpc.rpc_async(0, block, args=(5,)) for _ in range(2)]
             futures.append(rpc.rpc_async(0, release))
             assert [future.wait() for future in futures] == [True, True, None]
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from actorrpc.errors import MemberDiedError
-from actorrpc.launch.processes import Member, run
+from actorrpc.launching.processes import Member, run
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -282,7 +282,7 @@ def test_runs_leave_no_descriptor_and_no_thread() -> None:
 HEAD = """
 import os, signal, sys, time
 from pathlib import Path
-from actorrpc.launch.processes import Member, run
+from actorrpc.launching.processes import Member, run
 
 class Local:
     def __init__(self, x): self.x = x

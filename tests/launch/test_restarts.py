@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from actorrpc.errors import MemberDiedError
-from actorrpc.launch.processes import Member, run
+from actorrpc.launching.processes import Member, run
 from tests.worlds import until
 
 

@@ -383,7 +383,7 @@ def test_train_and_eval_act_on_the_owner() -> None:
 
 @inside
 def test_one_is_made_of_a_module_that_exists() -> None:
-    module = rpc.remote(OTHER, Net, kwargs={"seed": 5})
+    module: rpc.RRef[Any] = rpc.remote(OTHER, Net, kwargs={"seed": 5})
     remote = RemoteModule.init_from_module_rref("worker1/cpu", module)
     x, _ = batch(0)
     assert remote.get_module_rref() is module
@@ -402,8 +402,9 @@ def test_one_is_made_of_a_module_that_exists() -> None:
 
 @inside
 def test_one_is_not_made_of_what_is_no_module() -> None:
+    wrong: rpc.RRef[Any] = rpc.remote(OTHER, torch.ones, args=(2,))
     with pytest.raises(ValueError, match=r"`module_rref` refers to an instance of <class .*Tensor"):
-        RemoteModule.init_from_module_rref(OTHER, rpc.remote(OTHER, torch.ones, args=(2,)))
+        RemoteModule.init_from_module_rref(OTHER, wrong)
     with pytest.raises(TypeError, match="RRef to a module, not Net"):
         RemoteModule.init_from_module_rref(OTHER, Net())  # type: ignore[arg-type]
     with pytest.raises(LookupError, match="in vain"):

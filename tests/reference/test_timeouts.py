@@ -188,7 +188,7 @@ def test_torchs_words_are_used_and_say_what_ran_where() -> None:
             lambda: idler().rpc_async(timeout=0.1).rest(1.0).wait(),
         ):
             with pytest.raises(rpc.RPCTimeoutError, match=EARLY.format(100)) as caught:
-                call()  # type: ignore[no-untyped-call]
+                call()
             assert isinstance(caught.value, (RuntimeError, TimeoutError))
             assert 'rest on worker "w1" (rank 1' in str(caught.value)
 

@@ -22,7 +22,7 @@ from multiprocessing import connection
 from typing import Literal, NoReturn
 
 from actorrpc import reducers
-from actorrpc.launch.interrupts import INTERRUPTED, ignore_sigint, unblock_sigint
+from actorrpc.launching.interrupts import INTERRUPTED, ignore_sigint, unblock_sigint
 
 READY = b"ready"
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from actorrpc.errors import MemberDiedError
-from actorrpc.launch.child import Report
+from actorrpc.launching.child import Report
 
 UNGUARDED = 86  # exit code of a child whose import of __main__ called run() again
 

@@ -7,8 +7,8 @@ import logging
 import os
 from typing import TYPE_CHECKING, Any
 
-from actorrpc.launch import processes
-from actorrpc.launch.member import take_part
+from actorrpc.launching import processes
+from actorrpc.launching.member import take_part
 from actorrpc.options import RpcBackendOptions, own_options
 from actorrpc.roles import Role, parts_of
 from actorrpc.wire.folders import HeldFolder

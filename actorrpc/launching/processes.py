@@ -26,10 +26,10 @@ from dataclasses import dataclass, field
 from multiprocessing import connection, resource_tracker
 
 from actorrpc import reducers
-from actorrpc.launch import child
-from actorrpc.launch.child import Report
-from actorrpc.launch.deaths import UNGUARDED, died
-from actorrpc.launch.interrupts import sigint_deferred
+from actorrpc.launching import child
+from actorrpc.launching.child import Report
+from actorrpc.launching.deaths import UNGUARDED, died
+from actorrpc.launching.interrupts import sigint_deferred
 
 log = logging.getLogger(__name__)
 
