@@ -173,10 +173,12 @@ class FilePlace:
 
     def _await_lock(self, deadline: float) -> None:
         """Return when nobody holds the file's lock, and the file is a store; OSError, RendezvousError otherwise."""
-        if sys.platform == "win32" or not self._path.exists():
+        try:
+            import fcntl
+        except ImportError:  # on Windows
             return
-        import fcntl  # not on Windows
-
+        if not self._path.exists():
+            return
         with self._path.open("rb") as file:
             while True:
                 try:

@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, Any
 import zmq
 
 from actorrpc.wire.transport import News
+from actorrpc.wire.waking import Waker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,7 +72,6 @@ class Lookout:
         context: makes sockets.
         told: called in that thread with a peer's number and one of `News`.
         seconds: the time of silence, which is also what a connection gets to come about; 0 for ever.
-        pair: opens a channel that ends the thread's sleep: descriptors (read, write), which may be one.
         guarded: whether there is a token, so that a connection comes about only when a thread of Python's over there
             has its turn: then it is enough that the other side greets.
     """
@@ -81,12 +81,11 @@ class Lookout:
         context: zmq.Context[zmq.Socket[bytes]],
         told: Callable[[int, str], None],
         seconds: float,
-        pair: Callable[[], tuple[int, int]],
         guarded: bool = False,
     ) -> None:
         self._guarded = guarded
-        self._context, self._told, self._seconds, self._pair = context, told, seconds, pair
-        self._wake: tuple[int, int] | None = None
+        self._context, self._told, self._seconds = context, told, seconds
+        self._waker: Waker | None = None
         self._orders: deque[Callable[[], None]] = deque()
         self._poller = zmq.Poller()
         self._news: dict[Any, int] = {}
@@ -174,9 +173,9 @@ class Lookout:
             self._orders.popleft()()
         for number in (*self._readers, *self._processes):
             self._forget(number)
-        for fd in set(self._wake or ()):
-            os.close(fd)
-        self._wake = None
+        if self._waker is not None:
+            self._waker.close()
+        self._waker = None
 
     def _order(self, order: Callable[[], None]) -> None:
         with self._door:
@@ -184,16 +183,16 @@ class Lookout:
             if self._closed:
                 return
             if self._thread is None:
-                self._wake = self._pair()
-                self._poller.register(self._wake[0], zmq.POLLIN)
+                self._waker = Waker()
+                self._poller.register(self._waker, zmq.POLLIN)
                 self._thread = threading.Thread(target=self._run, name="actorrpc-lookout", daemon=True)
                 self._thread.start()
         self._rouse()
 
     def _rouse(self) -> None:
-        if self._wake is not None:
-            with contextlib.suppress(OSError):
-                os.write(self._wake[1], (1).to_bytes(8, sys.byteorder))
+        waker = self._waker  # which `close` takes away
+        if waker is not None:
+            waker.wake()
 
     def _reader(self, dealer: zmq.Socket[bytes]) -> zmq.Socket[bytes]:
         """Opens what reads the news of a socket."""
@@ -223,9 +222,8 @@ class Lookout:
         pause = min(due) - now if due else None
         ready = self._poller.poll(None if pause is None else max(0, int(pause * 1000) + 1))
         for source, _ in ready:
-            if self._wake is not None and source == self._wake[0]:
-                with contextlib.suppress(BlockingIOError):
-                    os.read(source, 4096)
+            if self._waker is not None and source == self._waker.fileno():
+                self._waker.drain()
             elif source in self._numbers:
                 number = self._numbers[source]
                 self._forget_process(number)

@@ -68,7 +68,7 @@ if AVAILABLE:
     # Python's own mmap holds a second descriptor, and cannot map anew in the same place.
     _address, _size, _int = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
     _mmap = _function("mmap", _address, _address, _size, _int, _int, _int, ctypes.c_long)
-    unmap = _function("munmap", _int, _address, _size)
+    _munmap = _function("munmap", _int, _address, _size)
     _view = ctypes.pythonapi.PyMemoryView_FromMemory
     _view.restype, _view.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)
 
@@ -80,6 +80,11 @@ def map_memory(fd: int, size: int, flags: int, at: int = 0) -> int:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
     return int(address)
+
+
+def unmap(address: int, size: int) -> None:
+    """Takes a mapping away. It may be called by finalizers."""
+    _munmap(address, size)
 
 
 def array_over(address: int, size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:

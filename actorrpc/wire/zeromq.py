@@ -16,11 +16,9 @@ ZeroMQ facts that bind this file:
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import select
-import sys
 import threading
 import time
 from collections import deque
@@ -36,6 +34,7 @@ from actorrpc.wire.direct import DirectWays
 from actorrpc.wire.exposed import exposed
 from actorrpc.wire.folders import HeldFolder
 from actorrpc.wire.lookout import Lookout, beat
+from actorrpc.wire.waking import Waker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -96,18 +95,18 @@ class ZmqTransport:
         self._woken = False
         self._door = threading.Lock()
         self._closed = False
-        self._wake_read = self._wake_write = -1
+        self._waker: Waker | None = None
         self.silence = silence
         self.told: Callable[[int, str], None] = lambda peer, news: None
         try:
             if keys is not None:
                 self._guard = Guard(self._context, self._inbox, keys)
             self._lookout = Lookout(
-                self._context, lambda peer, news: self.told(peer, news), silence, _wake_pair, keys is not None
+                self._context, lambda peer, news: self.told(peer, news), silence, keys is not None
             )
             self._set_up()
-            self._wake_read, self._wake_write = _wake_pair()
-            self._epoll = self._make_epoll()
+            self._waker = Waker()
+            self._epoll = self._make_epoll(self._waker.fileno())
             if ipc and folders.AVAILABLE:
                 self._direct = self._listen_here(directly and keys is None)
             self._listen(address)
@@ -115,13 +114,13 @@ class ZmqTransport:
             self._close_inbox()
             raise
 
-    def _make_epoll(self) -> select.epoll | None:
+    def _make_epoll(self, waker: int) -> select.epoll | None:
         if not direct.AVAILABLE:
             self._poller.register(self._inbox_fd, zmq.POLLIN)
-            self._poller.register(self._wake_read, zmq.POLLIN)
+            self._poller.register(waker, zmq.POLLIN)
             return None
         epoll = select.epoll()
-        epoll.register(self._wake_read, select.EPOLLIN)
+        epoll.register(waker, select.EPOLLIN)
         epoll.register(self._inbox_fd, select.EPOLLIN)
         return epoll
 
@@ -261,8 +260,8 @@ class ZmqTransport:
         found = self._poll(timeout)
         fd: int
         for fd, _ in found:
-            if fd == self._wake_read:
-                _drain(fd)
+            if self._waker is not None and fd == self._waker.fileno():
+                self._waker.drain()
                 self._woken = True
             elif fd == self._inbox_fd:
                 self._more = True
@@ -310,8 +309,8 @@ class ZmqTransport:
             self._inbox.recv(zmq.NOBLOCK)
 
     def wake(self) -> None:
-        with contextlib.suppress(OSError):  # full: a wake-up is under way; closed: nobody waits
-            os.write(self._wake_write, _ONE)
+        if self._waker is not None:
+            self._waker.wake()
 
     def close(self, linger: float = 0.0) -> None:
         if self._closed:
@@ -332,9 +331,8 @@ class ZmqTransport:
         self._remove_folder()
         if self._epoll is not None:
             self._epoll.close()
-        for fd in {self._wake_read, self._wake_write} - {-1}:
-            os.close(fd)
-        self._wake_read = self._wake_write = -1
+        if self._waker is not None:
+            self._waker.close()
 
     def _remove_folder(self) -> None:
         if self._direct is not None:
@@ -343,25 +341,6 @@ class ZmqTransport:
         if self._folder is not None:
             self._folder.close()
             self._folder = None
-
-
-_ONE = (1).to_bytes(8, sys.byteorder)
-
-
-def _wake_pair() -> tuple[int, int]:
-    """Returns descriptors (read, write) of a channel that a finalizer may write to without a lock."""
-    if hasattr(os, "eventfd"):
-        fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        return fd, fd
-    read, write = os.pipe()
-    os.set_blocking(read, False)
-    os.set_blocking(write, False)
-    return read, write
-
-
-def _drain(fd: int) -> None:
-    with contextlib.suppress(BlockingIOError):
-        os.read(fd, 4096)
 
 
 def reachable(endpoints: Sequence[str]) -> str:

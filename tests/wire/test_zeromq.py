@@ -77,7 +77,7 @@ def test_a_transport_that_could_not_be_made_leaves_nothing_open(monkeypatch: pyt
         raise OSError("no descriptors left")
 
     before = len(os.listdir("/proc/self/fd"))
-    monkeypatch.setattr(zeromq, "_wake_pair", fail)
+    monkeypatch.setattr(zeromq, "Waker", fail)
     for _ in range(5):
         with raised_within(5), pytest.raises(OSError, match="no descriptors"):
             ZmqTransport()
