@@ -59,11 +59,12 @@ class RRef(Generic[T]):
         RuntimeError: the scripted module does not have the interface.
         TypeError: the hint is no type.
 
-    >>> ref = rpc.remote("worker1", torch.add, args=(torch.ones(2), 3))
-    >>> ref.to_here()
-    tensor([4., 4.])
-    >>> ref.rpc_sync().size()
-    torch.Size([2])
+    Examples:
+        >>> ref = rpc.remote("worker1", torch.add, args=(torch.ones(2), 3))
+        >>> ref.to_here()
+        tensor([4., 4.])
+        >>> ref.rpc_sync().size()
+        torch.Size([2])
     """
 
     __slots__ = ("__weakref__", "_handle")
