@@ -262,7 +262,7 @@ class RRef(Generic[T]):
 
         Arguments:
             timeout: seconds for each wait for an item; 0 for ever; below 0 (the default) the worker's own.
-            window: how many items are made ahead of the one that is asked for; 0: none.
+            window: how many items are made ahead of the one that is asked for; 0: none. Default 2.
         """
         check_seconds(timeout)
         return StreamProxy(self, timeout, window)
