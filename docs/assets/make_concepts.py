@@ -23,7 +23,7 @@ class Picture:
 
     def text(self, x: float, y: float, words: str, size: int = 13, fill: str = INK, anchor: str = "middle",
              weight: str = "normal", mono: bool = False) -> None:  # fmt: skip
-        family = ' font-family="ui-monospace, \'DejaVu Sans Mono\', monospace"' if mono else ""
+        family = " font-family=\"ui-monospace, 'DejaVu Sans Mono', monospace\"" if mono else ""
         self.parts.append(
             f'<text x="{x:g}" y="{y:g}" font-size="{size}" fill="{fill}" text-anchor="{anchor}" '
             f'font-weight="{weight}"{family}>{escape(words)}</text>'
@@ -275,8 +275,7 @@ def server() -> Picture:
 
 
 PICTURES = {
-    draw.__name__: draw
-    for draw in (front, world, call, reference, mailbox, chain, group, context, agent, server)
+    draw.__name__: draw for draw in (front, world, call, reference, mailbox, chain, group, context, agent, server)
 }
 
 
