@@ -5,14 +5,14 @@ PYTHON ?= python3
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: .venv demo test test-all lint bench clean
+.PHONY: .venv demo test test-all lint bench docs clean
 
 # The stamp is written last: an install that was interrupted is done again.
 .venv: .venv/.installed
 
 .venv/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt torch -e ".[examples,dev]"
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt torch -e ".[examples,dev,docs]"
 	touch $@
 
 demo: .venv
@@ -31,6 +31,10 @@ test-all: lint
 bench: .venv
 	$(BIN)/python -m benchmarks
 
+# The site, in site/: open site/index.html. (The variable keeps a notice of the theme's about MkDocs out.)
+docs: .venv
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
 clean:
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info runs
+	rm -rf site .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info runs
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -80,12 +80,12 @@ class Actor:
     and an `async def` changes nothing for other methods.
 
     Class arguments:
-        concurrency: how many messages may be in progress at once; default 1.
-        max_pending: how many calls and tells each worker may have under way to such an actor; further ones wait until
-            it has come to some, or raise BackpressureError (see `no_wait`). Default: a quarter of what the options of
-            the calling worker say. Who makes an actor knows of it at once; a worker that was given the reference, or
-            calls a role, is told once its first message has arrived.
-        max_pending_bytes: the same in bytes of what has not begun.
+        - `concurrency`: how many messages may be in progress at once; default 1.
+        - `max_pending`: how many calls and tells each worker may have under way to such an actor; further ones wait
+          until it has come to some, or raise BackpressureError (see `no_wait`). Default: a quarter of what the options
+          of the calling worker say. Who makes an actor knows of it at once; a worker that was given the reference, or
+          calls a role, is told once its first message has arrived.
+        - `max_pending_bytes`: the same in bytes of what has not begun.
     """
 
     concurrency: ClassVar[int] = 1

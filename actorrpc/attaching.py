@@ -56,7 +56,7 @@ def attach(
         address: where the workers of that world meet: their `init_method`.
         token: their security_token; default ACTORRPC_TOKEN, or none.
         name: its own name; default "guest-" and its process id, with something drawn.
-        timeout: seconds that joining may take, and leaving.
+        timeout: seconds that joining may take, and leaving; default 10.
 
     Returns the world, to be used as a context manager or closed with `close()`.
 

@@ -19,8 +19,9 @@ class no_wait:
 
     For the present thread; blocks may be nested.
 
-    >>> with rpc.no_wait():
-    ...     server.tell().report(state)
+    Examples:
+        >>> with rpc.no_wait():
+        ...     server.tell().report(state)
     """
 
     __slots__ = ("_outside",)
@@ -81,11 +82,12 @@ def current_call() -> CurrentCall:
     Elsewhere (in a main thread, an actor's `main`, the callback of a future, a thread of the user's own) there is none:
     `caller` and `remaining()` are None, and `cancelled` is False, so that a function works wherever it is called.
 
-    >>> def work(items):
-    ...     for item in items:
-    ...         if rpc.current_call().cancelled:
-    ...             return
-    ...         handle(item)
+    Examples:
+        >>> def work(items):
+        ...     for item in items:
+        ...         if rpc.current_call().cancelled:
+        ...             return
+        ...         handle(item)
     """
     handling = here.handling
     return CurrentCall(None if handling is None else handling.message)

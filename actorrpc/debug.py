@@ -138,7 +138,7 @@ def dump(timeout: float = _DUMP_SECONDS) -> Dump:
     """Asks all workers of the world who waits there and for whom. From any worker; it stops nobody.
 
     Arguments:
-        timeout: seconds that they get to answer.
+        timeout: seconds that they get to answer; default 5.
 
     Returns what they say; `print` shows it. Who did not answer is in `silent`.
 

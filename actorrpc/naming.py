@@ -36,8 +36,8 @@ class Named:
 
     Arguments:
         name: the name.
-        gap: seconds that calls wait, before they are sent, while nobody has the name; 0: they fail at once. (In
-            `async def`, where waits are refused, use 0 or `asyncio.to_thread`.)
+        gap: seconds (30 by default) that calls wait, before they are sent, while nobody has the name; 0: they fail at
+            once. (In `async def`, where waits are refused, use 0 or `asyncio.to_thread`.)
     """
 
     __slots__ = ("_gap", "_name", "_ref")

@@ -59,11 +59,12 @@ class RRef(Generic[T]):
         RuntimeError: the scripted module does not have the interface.
         TypeError: the hint is no type.
 
-    >>> ref = rpc.remote("worker1", torch.add, args=(torch.ones(2), 3))
-    >>> ref.to_here()
-    tensor([4., 4.])
-    >>> ref.rpc_sync().size()
-    torch.Size([2])
+    Examples:
+        >>> ref = rpc.remote("worker1", torch.add, args=(torch.ones(2), 3))
+        >>> ref.to_here()
+        tensor([4., 4.])
+        >>> ref.rpc_sync().size()
+        torch.Size([2])
     """
 
     __slots__ = ("__weakref__", "_handle")
@@ -265,7 +266,7 @@ class RRef(Generic[T]):
 
         Arguments:
             timeout: seconds for each wait for an item; 0 for ever; below 0 (the default) the worker's own.
-            window: how many items are made ahead of the one that is asked for; 0: none.
+            window: how many items are made ahead of the one that is asked for; 0: none. Default 2.
         """
         check_seconds(timeout)
         return StreamProxy(self, timeout, window)

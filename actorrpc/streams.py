@@ -179,7 +179,7 @@ def stream(
     returns the Stream of its items: `for line in rpc.stream("worker1", read_lines, args=(path,))`.
 
     Arguments: see `rpc_sync`. `timeout` is for each wait for an item.
-        window: how many items are made ahead of the one that is asked for; 0: none.
+        window: how many items are made ahead of the one that is asked for; 0: none. Default 2.
 
     Raises:
         WorkerLostError, SerializationError, NotAMemberError: nothing was sent; see `rpc_sync`.

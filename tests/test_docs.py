@@ -1,4 +1,4 @@
-"""The pages under `docs` name tests that exist, miss no row, and show Python that can be read."""
+"""The pages under `docs` name tests that exist, and miss no row. (Their code: test_docs_code.py.)"""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from tests.joining import free_port
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted((ROOT / "docs").glob("*.md"))
-WITH_CODE = [ROOT / "README.md", *PAGES, *sorted((ROOT / "examples").rglob("*.md"))]
 
 SECTIONS = {
     "A": "01 02 03 04 07 08 09 10 12 14 15",
@@ -122,12 +121,6 @@ def test_every_promise_of_the_page_on_security_names_its_tests(title: str) -> No
 
 def test_who_looks_for_the_security_policy_is_led_to_that_page() -> None:
     assert "](docs/security.md)" in (ROOT / "SECURITY.md").read_text()
-
-
-@pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: str(page.relative_to(ROOT)))
-def test_python_that_a_page_shows_can_be_read(page: Path) -> None:
-    for block in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
-        ast.parse(block)
 
 
 def test_the_readme_shows_some() -> None:
