@@ -21,16 +21,13 @@ from actorrpc import autograd, debug, errors, functions, nn, optim, testing
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 MODULES = ("autograd", "debug", "functions", "nn", "optim")
-SHADOWED = {"actorrpc.launch": "actorrpc.launch.launch", "actorrpc.named": "actorrpc.named.named"}
-"""Functions that are called like the modules that they are in."""
 
 
 def public_names() -> dict[str, object]:
     """Returns all that users may name, under the name that the reference has for it."""
     names: dict[str, object] = {}
     for name in actorrpc.__all__:
-        full = f"actorrpc.{name}"
-        names[SHADOWED.get(full, full)] = getattr(actorrpc, name)
+        names[f"actorrpc.{name}"] = getattr(actorrpc, name)
     for module in (autograd, debug, nn, optim, testing):
         names |= {f"{module.__name__}.{name}": getattr(module, name) for name in module.__all__}
     own = [value for value in vars(functions).values() if getattr(value, "__module__", "") == functions.__name__]
