@@ -10,7 +10,8 @@ from actorrpc.runtime.cells import ServiceCell
 from actorrpc.runtime.completion import Completion
 from actorrpc.runtime.lanes import Lane
 from actorrpc.runtime.peers import Standing
-from actorrpc.services.devices import Placement, placement
+from actorrpc.services.carrying import Carrying
+from actorrpc.services.devices import NO_DEVICES
 from actorrpc.services.ending import Ending
 from actorrpc.services.ids import ENDING, MEMBER
 from actorrpc.services.porch import Porch
@@ -75,7 +76,7 @@ class Directory:
         for way in list(self.porch.ways):
             self.porch.answer(way, verdict)
         if self.roster.refusal is None:
-            self._worker.services[Placement] = placement(self._worker.record.name, self.roster.devices())
+            Carrying.learn(self._worker, self.roster.devices())
             self._worker.members.admit(self.roster.records)
             differences = self.roster.differences()
             if differences is not None:
@@ -94,7 +95,7 @@ class Directory:
     def _verdict(self) -> dict[str, Any]:
         if self.roster.refusal is not None:
             return {"refused": self.roster.refusal, "about_devices": self.roster.about_devices}
-        devices = {name: d.to_json() for name, d in self.roster.devices().items() if d.maps or d.listed}
+        devices = {name: d.to_json() for name, d in self.roster.devices().items() if d != NO_DEVICES}
         return {"members": [record.to_json() for record in self.roster.records], "devices": devices}
 
 

@@ -15,7 +15,8 @@ from actorrpc.runtime.cells import ServiceCell
 from actorrpc.runtime.completion import Completion
 from actorrpc.runtime.lanes import Lane
 from actorrpc.runtime.peers import Standing
-from actorrpc.services.devices import Placement, placement
+from actorrpc.services.carrying import Carrying
+from actorrpc.services.devices import NO_DEVICES
 from actorrpc.services.directory import Member
 from actorrpc.services.ids import DIRECTORY, ELASTIC
 from actorrpc.services.objects import Objects
@@ -83,7 +84,7 @@ class Elastic:
     def learn(self, devices: Mapping[str, Devices]) -> None:
         """Learns of the devices of workers, by name, and what they mean for this one."""
         self._devices.update(devices)
-        self._worker.services[Placement] = placement(self._worker.record.name, self._devices)
+        Carrying.learn(self._worker, self._devices)
 
     def present(self) -> list[Record]:
         """Returns those who are there, and not about to leave, by rank; guests are not counted."""
@@ -340,7 +341,7 @@ class Door:
 
     def _verdict(self, number: int) -> dict[str, Any]:
         peers = [self._worker.peers[n] for n in _members(self._worker)]
-        devices = {n: d.to_json() for n, d in self._residents.devices().items() if d.maps or d.listed}
+        devices = {n: d.to_json() for n, d in self._residents.devices().items() if d != NO_DEVICES}
         return {
             "id": number,
             "members": [peer.record.to_json() for peer in peers],

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from actorrpc.errors import ActorRPCError, DeviceMapError, RendezvousError
 from actorrpc.runtime.completion import Completion
 from actorrpc.runtime.peers import Record
-from actorrpc.services.devices import Devices, Placement, placement
+from actorrpc.services.carrying import Carrying
+from actorrpc.services.devices import Devices
 from actorrpc.services.directory import Directory
 from actorrpc.services.elastic import Door, Elastic, hint_of
 from actorrpc.services.ending import Ending
@@ -137,7 +138,7 @@ class _Joining:
         if self._elastic:
             self._move_in(records, devices)
         else:
-            worker.services[Placement] = placement(worker.record.name, devices)
+            Carrying.learn(worker, devices)
             worker.members.admit(records)
         _watch(worker, [0])
 
