@@ -19,6 +19,8 @@ from tests.gpus import Gpus
 
 _gpus: dict[int, Gpus] = {}
 """By worker: all of a simulated world live in this process."""
+_found: dict[str, str | None] = {}
+"""Where gradients were; not in the tests, as what is local to them is sent by value."""
 
 
 def gpus() -> Gpus:
@@ -33,6 +35,7 @@ def where(x: Tensor) -> str | None:
 def _forget() -> Iterator[None]:
     yield
     _gpus.clear()
+    _found.clear()
 
 
 def play(everybody: dict[str, Devices], *programs: Callable[[], Any] | None, seed: int = 0) -> list[Any]:
@@ -194,19 +197,6 @@ def test_what_is_under_way_on_a_device_is_waited_for_before_sending_and_after_re
 
 
 def test_gradients_go_to_the_devices_of_their_tensors_in_both_directions() -> None:
-    found: dict[str, str | None] = {}
-
-    def note(name: str, x: Tensor) -> Tensor:
-        mine = gpus()
-        x = x.view_as(x)
-        x.register_hook(lambda grad: found.update({name: mine.device_of(grad)}))  # type: ignore[no-untyped-call]
-        return x
-
-    def square(x: Tensor) -> Tensor:
-        # The sum of a fake's tensors is on the CPU, as far as the fake knows: put its memory on the device by hand.
-        y = Moved.apply(x * x, gpus(), "cuda:2")  # type: ignore[no-untyped-call]
-        return note("result, there", y)
-
     def program() -> None:
         leaf = gpus().on("cuda:0", torch.tensor([3.0])).requires_grad_()
         with autograd.context() as context_id:
@@ -216,7 +206,21 @@ def test_gradients_go_to_the_devices_of_their_tensors_in_both_directions() -> No
             assert autograd.get_gradients(context_id)[leaf].tolist() == [6.0]
 
     play(mapped(w1={"cuda:0": "cuda:1", "cuda:1": "cuda:2"}), program)
-    assert found == {"argument, here": "cuda:0", "result, there": "cuda:2"}
+    assert _found == {"argument, here": "cuda:0", "result, there": "cuda:2"}
+
+
+def note(name: str, x: Tensor) -> Tensor:
+    """Returns a tensor that notes where its gradient is."""
+    mine = gpus()
+    x = x.view_as(x)
+    x.register_hook(lambda grad: _found.update({name: mine.device_of(grad)}))  # type: ignore[no-untyped-call]
+    return x
+
+
+def square(x: Tensor) -> Tensor:
+    # What is made of a fake's tensors is on the CPU, as far as the fake knows.
+    y = Moved.apply(x * x, gpus(), "cuda:2")  # type: ignore[no-untyped-call]
+    return note("result, there", y)
 
 
 class Moved(torch.autograd.Function):
