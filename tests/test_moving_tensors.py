@@ -48,24 +48,21 @@ def send(to: str, device: str) -> tuple[str | None, str | None]:
     return there, where(back)
 
 
-@pytest.mark.parametrize("size", [3, None])
+@pytest.mark.parametrize("size", [4, None])
 def test_all_workers_know_the_maps_and_the_devices_of_all(size: int | None) -> None:
-    counts = [1, 2, 0]
-    with World(3, join=False) as world:
+    counts = [1, 2, 0, 2]
+    with World(4, join=False) as world:
         method = world.plan.init_method
-        told: list[tuple[Any, ...]] = [
-            (come, 0, method, counts, size, {"w1": {0: 1}}), (come, 1, method, counts, size, {}),
-            (come, 2, method, counts, size, {}),
-        ]  # fmt: skip
-        for rank, (function, *args) in enumerate(told):
-            world.start(rank, function, *args)
+        for rank in range(4):
+            world.start(rank, come, rank, method, counts, size, {"w1": {0: 1}} if rank == 0 else {})
             if size is None:
                 world.result(rank)
         world.results()
         assert world.on(0, send, "w1", "cuda:0") == ("cuda:1", "cuda:0")
         assert world.on(1, send, "w0", "cuda:0") == ("cuda:0", "cuda:0")
         assert world.on(1, fails, "w0", "cuda:1") == "that one has 1 CUDA device (cuda:0)"
-        for rank in (0, 1):
+        assert world.on(1, send, "w3", "cuda:1") == world.on(3, send, "w1", "cuda:1") == ("cuda:1", "cuda:1")
+        for rank in (0, 1, 3):
             assert world.on(rank, fails, "w2", "cuda:0") == "that one has no CUDA device"
             world.on(rank, unharmed, "w2")
 

@@ -205,8 +205,21 @@ def test_gradients_go_to_the_devices_of_their_tensors_in_both_directions() -> No
             autograd.backward(context_id, [y.sum()])
             assert autograd.get_gradients(context_id)[leaf].tolist() == [6.0]
 
-    play(mapped(w1={"cuda:0": "cuda:1", "cuda:1": "cuda:2"}), program)
-    assert _found == {"argument, here": "cuda:0", "result, there": "cuda:2"}
+    # No map says what becomes of the third GPU of w1 on w0, which has none.
+    play({"w0": Devices(2, {"w1": {"cuda:0": "cuda:2", "cuda:1": "cuda:1"}}), "w1": Devices(3)}, program)
+    assert _found == {"argument, here": "cuda:0", "result, there": "cuda:1"}
+
+
+def test_gradients_that_stay_on_their_worker_are_waited_for_too() -> None:
+    def program() -> None:
+        leaf = gpus().on("cuda:0", torch.tensor([3.0])).requires_grad_()
+        with autograd.context() as context_id:
+            y = rpc.rpc_sync("w0", square, args=(note("argument, here", leaf),))
+            autograd.backward(context_id, [y.sum()])
+            assert autograd.get_gradients(context_id)[leaf].tolist() == [6.0]
+
+    play({"w0": Devices(3, {"w0": {"cuda:0": "cuda:2", "cuda:1": "cuda:1"}})}, program)
+    assert _found == {"argument, here": "cuda:0", "result, there": "cuda:1"}
 
 
 def note(name: str, x: Tensor) -> Tensor:
@@ -219,20 +232,27 @@ def note(name: str, x: Tensor) -> Tensor:
 
 def square(x: Tensor) -> Tensor:
     # What is made of a fake's tensors is on the CPU, as far as the fake knows.
-    y = Moved.apply(x * x, gpus(), "cuda:2")  # type: ignore[no-untyped-call]
+    assert where(x) == "cuda:2"
+    x = Moved.apply(x, gpus(), "cuda:2")  # type: ignore[no-untyped-call]
+    y = Moved.apply(x * x, gpus(), "cuda:1")  # type: ignore[no-untyped-call]
     return note("result, there", y)
 
 
 class Moved(torch.autograd.Function):
-    """Puts a value on a fake device, and its gradient nowhere."""
+    """Puts a value on a fake device, and its gradient on the one that it was on."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, on: Gpus, device: str) -> Tensor:
+        ctx.on, ctx.device = on, on.device_of(x)
         return on.on(device, x.detach())
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
-        return grad.clone(), None, None
+        if ctx.device is None:
+            return grad.clone(), None, None
+        made = ctx.on.on(ctx.device, torch.zeros_like(grad))
+        ctx.on.begin(ctx.device, lambda: made.copy_(grad))
+        return made, None, None
 
 
 @pytest.mark.parametrize(
