@@ -10,15 +10,17 @@ from actorrpc.runtime.cells import ServiceCell
 from actorrpc.runtime.completion import Completion
 from actorrpc.runtime.lanes import Lane
 from actorrpc.runtime.peers import Standing
-from actorrpc.services.carrying import Carrying
 from actorrpc.services.devices import NO_DEVICES
 from actorrpc.services.ending import Ending
 from actorrpc.services.ids import ENDING, MEMBER
+from actorrpc.services.neighbours import Neighbours
 from actorrpc.services.porch import Porch
 from actorrpc.services.roster import Roster
 from actorrpc.wire.envelope import Flag
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from actorrpc.runtime.message import Message
     from actorrpc.runtime.peers import Peer
     from actorrpc.runtime.worker import Worker
@@ -43,6 +45,8 @@ class Directory:
         """Done when all have joined, or never can."""
         self.all_told = Completion()
         """Done when as many as were expected have been told that the world cannot come about."""
+        self.visited: Callable[[Hello, int], None] | None = None
+        """Takes the greetings of guests, once all have joined."""
         self._worker = worker
         self.porch = Porch(worker, session, self._come)
         worker.services[Directory] = self
@@ -58,6 +62,12 @@ class Directory:
     # -- joining (control lane, but for the first worker, which is this one)
 
     def _come(self, hello: Hello, way: int) -> None:
+        if hello.record.guest:
+            if self.visited is not None:
+                self.visited(hello, way)
+            elif not hello.withdrawn:
+                self.porch.answer(way, {"status": f"the world is not complete yet: {self.roster.status()}"})
+            return
         reason = self._take(hello)
         if reason is None and not self.roster.complete:
             self.porch.answer(way, {"status": self.roster.status()})
@@ -76,7 +86,7 @@ class Directory:
         for way in list(self.porch.ways):
             self.porch.answer(way, verdict)
         if self.roster.refusal is None:
-            Carrying.learn(self._worker, self.roster.devices())
+            Neighbours(self._worker, self.roster.devices())
             self._worker.members.admit(self.roster.records)
             differences = self.roster.differences()
             if differences is not None:
