@@ -47,6 +47,8 @@ class Directory:
         """Done when as many as were expected have been told that the world cannot come about."""
         self.visited: Callable[[Hello, int], None] | None = None
         """Takes the greetings of guests, once all have joined."""
+        self._guests: set[int] = set()
+        """The ways to those who came before then."""
         self._worker = worker
         self.porch = Porch(worker, session, self._come)
         worker.services[Directory] = self
@@ -66,6 +68,7 @@ class Directory:
             if self.visited is not None:
                 self.visited(hello, way)
             elif not hello.withdrawn:
+                self._guests.add(way)
                 self.porch.answer(way, {"status": f"the world is not complete yet: {self.roster.status()}"})
             return
         reason = self._take(hello)
@@ -84,7 +87,8 @@ class Directory:
     def _announce(self) -> None:
         verdict = self._verdict()
         for way in list(self.porch.ways):
-            self.porch.answer(way, verdict)
+            if way not in self._guests or self.roster.refusal is not None:
+                self.porch.answer(way, verdict)
         if self.roster.refusal is None:
             Neighbours(self._worker, self.roster.devices())
             self._worker.members.admit(self.roster.records)
@@ -99,7 +103,7 @@ class Directory:
         self._worker.complete(self.joined)
 
     def _see_who_was_told(self) -> None:
-        if self.joined.done and not self.all_told.done and len(self.porch.ways) >= self.roster.world_size - 1:
+        if self.joined.done and not self.all_told.done and len(self.porch.ways - self._guests) >= self.roster.world_size - 1:
             self._worker.complete(self.all_told)
 
     def _verdict(self) -> dict[str, Any]:

@@ -95,6 +95,8 @@ class Elastic:
         Returns whether that came to an end before `deadline` (None: no bound but that of the calls).
         """
         self._leaving = True
+        if self._worker.record.guest and self._worker.services[Member].ended.done:
+            return True  # the others have gone, when nothing was under way, a guest's calls included
         if self.door is not None:
             self.door.shut(deadline)
         self._have_noted(deadline)
