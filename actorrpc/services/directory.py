@@ -103,7 +103,8 @@ class Directory:
         self._worker.complete(self.joined)
 
     def _see_who_was_told(self) -> None:
-        if self.joined.done and not self.all_told.done and len(self.porch.ways - self._guests) >= self.roster.world_size - 1:
+        told = len(self.porch.ways - self._guests)
+        if self.joined.done and not self.all_told.done and told >= self.roster.world_size - 1:
             self._worker.complete(self.all_told)
 
     def _verdict(self) -> dict[str, Any]:
