@@ -485,6 +485,7 @@ class Worker:
         self.cells.clear()
         self.fallback = self.greeted = None
         self.members.watchers.clear()
+        self.members.greeters.clear()
 
     @property
     def quiet(self) -> bool:
