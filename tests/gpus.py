@@ -35,7 +35,7 @@ class Gpus:
 
     def on(self, device: str, tensor: Tensor) -> Tensor:
         """Returns a copy of a tensor on a device, with that of its whole storage: views of it are there as well."""
-        storage = tensor.untyped_storage().clone()
+        storage = tensor.untyped_storage().clone()  # type: ignore[no-untyped-call]
         self._tags[storage._cdata] = device, storage
         made = torch.empty(0, dtype=tensor.dtype)
         return made.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
@@ -76,7 +76,7 @@ class Gpus:
             self._tags[made._values().untyped_storage()._cdata] = device, made
             return made
         made = what.clone()
-        made.untyped_storage().fill_(RUBBISH)
+        made.untyped_storage().fill_(RUBBISH)  # type: ignore[attr-defined]
         self._tags[made.untyped_storage()._cdata] = device, made.untyped_storage()
         self.begin(device, lambda: made.copy_(what))
         return made

@@ -49,7 +49,7 @@ def double(x: Tensor) -> tuple[str, Tensor, Tensor]:
 
 def slow_sum(x: Tensor) -> Tensor:
     """Makes a result on a stream of its own, which the current one waits for, but not the CPU."""
-    current, own = torch.cuda.current_stream(x.device), torch.cuda.Stream(x.device)
+    current, own = torch.cuda.current_stream(x.device), torch.cuda.Stream(x.device)  # type: ignore[no-untyped-call]
     own.wait_stream(current)
     with torch.cuda.stream(own):
         y = x.double()
@@ -85,7 +85,7 @@ def test_arguments_and_results_stay_on_the_gpu(world: World) -> None:
                 lambda x=x: rpc.rpc_async(OTHER, double, args=(x,)).wait(),
                 lambda x=x: rpc.remote(OTHER, double, args=(x,)).to_here(),
             ):
-                there, twice, copy = call()
+                there, twice, copy = call()  # type: ignore[no-untyped-call]
                 assert there == GPU
                 assert str(twice.device) == GPU
                 assert torch.equal(twice, x * 2)
@@ -121,7 +121,7 @@ def test_views_modules_and_sparse_tensors_keep_what_they_are(world: World) -> No
 
 def test_what_other_streams_still_compute_is_waited_for(world: World) -> None:
     def program() -> None:
-        stream = torch.cuda.Stream(GPU)
+        stream = torch.cuda.Stream(GPU)  # type: ignore[no-untyped-call]
         for _ in range(20):
             with torch.cuda.stream(stream):
                 x = torch.zeros(_SIZE, device=GPU)
@@ -140,7 +140,7 @@ def test_a_result_may_be_used_at_once_on_any_stream(world: World) -> None:
         ref = rpc.remote(OTHER, on_gpu, args=(_SIZE,))
         for _ in range(20):
             x = ref.to_here()
-            with torch.cuda.stream(torch.cuda.Stream(GPU)):
+            with torch.cuda.stream(torch.cuda.Stream(GPU)):  # type: ignore[no-untyped-call]
                 total = x.sum()
                 torch.cuda.current_stream(GPU).synchronize()  # before x's memory may be used again
             assert total.item() == _SIZE

@@ -74,7 +74,7 @@ def test_arguments_go_by_the_map_and_results_by_its_inverse() -> None:
             lambda: rpc.rpc_async("w1", two_more, args=(x,)).wait(),
             lambda: rpc.remote("w1", two_more, args=(x,)).to_here(),
         ):
-            there, one, other = call()
+            there, one, other = call()  # type: ignore[no-untyped-call]
             assert there == ["cuda:1"]
             assert seen(one, other) == [("cuda:0", [2.0, 2.0]), ("cuda:1", [2.0, 2.0])]
 
@@ -91,7 +91,8 @@ def test_without_a_map_a_device_becomes_the_one_of_the_same_index_and_the_cpu_st
 
 
 def passed_on(*tensors: Tensor) -> tuple[Tensor, ...]:
-    return rpc.rpc_sync("w2", echoed, args=tensors)
+    found: tuple[Tensor, ...] = rpc.rpc_sync("w2", echoed, args=tensors)
+    return found
 
 
 def echoed(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -123,7 +124,7 @@ def calls_itself(x: Tensor) -> Any:
 
 
 def test_aliases_stay_aliases_strides_stay_and_large_small_empty_and_sparse_ones_are_moved() -> None:
-    def check(base: Tensor, row: Tensor, large: Tensor, few: Tensor, none: Tensor, sparse: Tensor, on: str) -> None:
+    def check(on: str, base: Tensor, row: Tensor, large: Tensor, few: Tensor, none: Tensor, sparse: Tensor) -> None:
         assert [where(t) for t in (base, row, large, few, none, sparse)] == [on] * 6
         row.add_(1)
         assert base.tolist() == [[0.0, 1.0], [1.0, 2.0], [0.0, 1.0]]
@@ -135,7 +136,7 @@ def test_aliases_stay_aliases_strides_stay_and_large_small_empty_and_sparse_ones
         assert sparse.to_dense().tolist() == [0.0, 5.0, 0.0]
 
     def there(*tensors: Tensor) -> tuple[Tensor, ...]:
-        check(*tensors, on="cuda:1")
+        check("cuda:1", *tensors)
         tensors[1].sub_(1)
         return tensors
 
@@ -148,7 +149,7 @@ def test_aliases_stay_aliases_strides_stay_and_large_small_empty_and_sparse_ones
         sparse = torch.sparse_coo_tensor(indices, values, (3,), is_coalesced=True, check_invariants=False)
         assert where(sparse) == "cuda:0"
         back = rpc.rpc_sync("w1", there, args=(base, base[1:2], large, few, none, sparse))
-        check(*back, on="cuda:0")
+        check("cuda:0", *back)
         assert not gpus().busy
 
     play(mapped(w1={"cuda:0": "cuda:1"}), program)
@@ -247,7 +248,7 @@ class Moved(torch.autograd.Function):
         return on.on(device, x.detach())
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Any:
         if ctx.device is None:
             return grad.clone(), None, None
         made = ctx.on.on(ctx.device, torch.zeros_like(grad))
