@@ -46,7 +46,7 @@ class Attached(World):
 def attach(
     address: str, token: str | bytes | None = None, *, name: str = "", timeout: float = _ATTACH_SECONDS
 ) -> Attached:
-    """Joins an elastic world that runs, as a guest: `with attach("tcp://host:29500") as world:`.
+    """Joins a world that runs, of fixed size or not, as a guest: `with attach("tcp://host:29500") as world:`.
 
     A guest calls and looks as any worker does (`rpc_sync`, `get_actor`, `world.observer`, `debug.dump`), and can be
     called back. It is not counted: `world.workers`, roles and groups do not have it, and those who watch for losses are
@@ -61,8 +61,8 @@ def attach(
     Returns the world, to be used as a context manager or closed with `close()`.
 
     Raises:
-        RendezvousError: there is no world at the address, or none that answers; it is one of fixed size; or its rank 0,
-            which lets others in, is gone.
+        RendezvousError: there is no world at the address, or none that answers; one of fixed size is not complete in
+            that time; or its rank 0, which lets others in, is gone.
         AuthenticationError: its token is another one.
         RuntimeError: this process is in a world already.
         ValueError, TypeError: an argument is not valid.

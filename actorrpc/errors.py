@@ -231,7 +231,9 @@ class AuthenticationError(RendezvousError):
 
 
 class DeviceMapError(RendezvousError, ValueError):
-    """A worker's devices or device maps do not fit the workers of the world; raised on all of them."""
+    """A worker's devices or device maps do not fit the workers of the world, which is raised on all of them; or a
+    tensor is on a device that becomes none of the other worker's, which is raised by the call.
+    """
 
 
 class CheckpointError(ActorRPCError):

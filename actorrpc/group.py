@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, overload
@@ -208,6 +209,27 @@ class GroupFuture(Future[Any]):
             timeout: seconds for each next one; default: the call's own limit.
         """
         return AsCompleted(self._members, self._futures, self._worker, timeout)
+
+    def settled(self) -> Future[list[Any]]:
+        """Returns a future of what became of every member's call, in the members' order: its result, or the exception
+        that it raised, as `asyncio.gather(..., return_exceptions=True)` has them. It never fails itself.
+        """
+        made: Future[list[Any]] = Future() if self._worker is None else Future._of(self._worker)
+        futures, door, left = self._futures, threading.Lock(), len(self._futures)
+
+        def note(_: Future[Any]) -> None:
+            nonlocal left
+            with door:
+                left -= 1
+                last = not left
+            if last:
+                made.set_result([f._value if f._error is None else f._error for f in futures])
+
+        for future in futures:
+            future.add_done_callback(note)
+        if not futures:
+            made.set_result([])
+        return made
 
     def _one(self, i: int, done: Future[Any]) -> None:
         with self._door:

@@ -263,7 +263,8 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
     Arguments:
         device_maps: by the name of a callee, which device there each device of this worker becomes: numbers, names or
             `torch.device`s, one to one. `init_rpc` checks them against the devices of all workers, on all of them.
-            Tensors are not moved by them yet.
+            Arguments of calls to it go by the map, its results by the inverse. Where a callee has none, CUDA tensors go
+            to the device of the same index there, and the call raises DeviceMapError where there is none.
         devices: the CUDA devices that this worker may use for calls; by default those of its own maps and those that
             others map to.
         _transports, _channels: names that TensorPipe knows. They are checked, and change nothing.

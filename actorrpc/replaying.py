@@ -23,6 +23,7 @@ from actorrpc.runtime.handling import NO_CONTEXT, Handling, here
 from actorrpc.runtime.message import Message, Parcel
 from actorrpc.runtime.peers import Record
 from actorrpc.runtime.worker import Worker
+from actorrpc.services.carrying import Carrying
 from actorrpc.services.handles import Entry
 from actorrpc.session import Session
 from actorrpc.wire.envelope import Flag, Kind
@@ -144,6 +145,7 @@ class _Player:
             Record.from_json(own), _Nowhere(), SystemClock(), threads=1, timeout=0.0
         )  # fmt: skip
         worker.limits.set(_MUCH, _MUCH)
+        Carrying(worker)  # for tensors that were on a GPU, where there is one
         self._session = Session(worker)
         for room in (reducers, rref, actor):
             room.install(self._session)

@@ -17,7 +17,7 @@ from actorrpc.workers import info_of, present
 
 if TYPE_CHECKING:
     from actorrpc.session import Session
-    from actorrpc.watching import Told
+    from actorrpc.watching import Joined, Told
     from actorrpc.workers import WorkerInfo
 
 
@@ -91,17 +91,27 @@ class World:
         turns = session.worker.services.setdefault(World, {}).setdefault(name, itertools.count())
         return Group([root_of(session, record.id) for record in sorted(records, key=lambda r: r.index)], turns)
 
-    def watch(self, callback: Told) -> Watch:
+    def watch(self, callback: Told | None = None, *, joined: Joined | None = None) -> Watch:
         """Has a callback told of every worker that is gone: that died, fell silent, was cut off, or left while others
         did not expect it. Also of those that this worker never called, and at once of those that are gone already.
+        And another one of those who come.
 
         Arguments:
             callback: called with the worker's WorkerInfo and the reason, in words; in a thread of the pool, never twice
                 at the same time. What it raises goes to the log.
+            joined: called likewise, with the WorkerInfo of every worker that comes from now on, in an elastic world or
+                by a restart; guests are no workers. `workers` tells who was there before.
 
         Returns what ends it, by `stop()` or at the end of a `with` block. It ends with the world, too.
+
+        Raises:
+            TypeError: there is no callback.
         """
-        return Watch(self._session, callback)
+        if callback is None and joined is None:
+            raise TypeError(
+                "watch() takes a callback for those who are gone, one for those who come (joined=), or both"
+            )
+        return Watch(self._session, callback, joined)
 
     def __getattr__(self, name: str) -> Group:
         if name.startswith("_"):

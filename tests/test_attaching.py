@@ -123,10 +123,10 @@ def test_a_guest_brings_the_token(trio: World, method: str) -> None:
     assert trio.on(2, lambda: visit(method, token="secret"))[:2] == (2, 3)
 
 
-def refused(method: str, **more: Any) -> tuple[str, str, float]:
+def refused(method: str, name: str = "", **more: Any) -> tuple[str, str, float]:
     began = time.monotonic()
     with pytest.raises(rpc.RendezvousError) as caught:
-        rpc.attach(method, **more)
+        rpc.attach(method, name=name, **more)
     assert not session.is_available()
     return type(caught.value).__name__, str(caught.value), time.monotonic() - began
 
@@ -139,14 +139,49 @@ def test_a_guest_with_another_token_is_told_so(trio: World, method: str, token: 
     assert "token" in text
 
 
-def test_a_world_of_fixed_size_takes_no_guest(trio: World, method: str) -> None:
+def begin_fixed(trio: World, method: str, **more: Any) -> None:
     for rank in (0, 1):
-        trio.start(rank, come, rank, method, 2)
+        trio.start(rank, come, rank, method, 2, **more)
+    for rank in (0, 1):
+        trio.result(rank)
+    trio.on(0, make_counter)
+
+
+def test_a_world_of_fixed_size_takes_guests_who_are_not_counted(trio: World, method: str) -> None:
+    begin_fixed(trio, method)
+    for n in (1, 2):
+        assert trio.on(2, visit, method) == (2 * n, 3, ["w0", "w1"], ["w0", "w1"])
+    for rank in (0, 1):
+        until(lambda rank=rank: trio.on(rank, everybody) == ["w0", "w1"])  # type: ignore[misc]
+        assert trio.on(rank, told) == []
+    _, text, _ = trio.on(2, refused, method, "w1")
+    assert 'name "w1"' in text
+    assert "is taken by" in text
+
+
+def test_a_world_of_fixed_size_ends_when_its_workers_have_ended_whatever_guests_do(trio: World, method: str) -> None:
+    begin_fixed(trio, method)
+    assert trio.on(2, attach_and_stay, method) == "visitor"
+    for rank in (0, 1):
+        trio.start(rank, rpc.shutdown)
+    for rank in (0, 1):
+        trio.result(rank)
+    trio.on(2, call_nobody)
+
+
+def call_nobody() -> None:
+    with pytest.raises((rpc.WorkerLostError, rpc.NotAMemberError)):
+        rpc.rpc_sync("w1", add, args=(1, 2))
+    rpc.shutdown(timeout=10)
+
+
+def test_a_guest_of_a_world_that_is_not_complete_waits_and_says_for_whom(trio: World, method: str) -> None:
+    trio.start(0, come, 0, method, 2)
+    _, text, _ = trio.on(2, lambda: refused(method, timeout=2.0))
+    assert "the world is not complete yet: missing rank 1" in text
+    trio.on(1, come, 1, method, 2)  # nor was it kept from coming about
     trio.result(0)
-    trio.result(1)
-    _, text, took = trio.on(2, refused, method)
-    assert "begun with 2 workers" in text
-    assert took < 8  # it does not wait for its time to run out
+    assert trio.on(1, names) == ["w0", "w1"]
 
 
 def test_where_there_is_no_world_the_guest_is_told_in_time(trio: World, method: str) -> None:

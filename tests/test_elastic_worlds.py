@@ -167,7 +167,43 @@ def words() -> list[str]:
     return found
 
 
+def watch_for_all() -> None:
+    def joined(worker: rpc.WorkerInfo) -> None:
+        note(f"+{worker.name}")
+        if worker.name == "w2":
+            raise LookupError("the next ones are told of all the same")
+
+    kept()["watch"] = WorldView().watch(lambda worker, _: note(f"-{worker.name}"), joined=joined)
+    with pytest.raises(TypeError, match="a callback for those who are gone"):
+        WorldView().watch()
+
+
+def attach_and_leave(method: str) -> None:
+    with rpc.attach(method) as world:
+        assert [worker.name for worker in world.workers] == ["w0", "w1", "w2"]
+
+
 # -- coming
+
+
+def test_who_watches_is_told_of_newcomers_also_of_those_who_come_again_but_not_of_guests() -> None:
+    with World(4, join=False, timeout=60, strict=False) as world:
+        place = Place(world)
+        place.come(0)
+        place.on(0, watch_for_all)
+        place.come(1, 2)
+        place.on(3, attach_and_leave, place.method)
+        place.on(1, leave)  # in order, which is no loss
+        place.come(1)
+        world.kill(1)
+        until(lambda: "-w1" in place.on(0, words), 20)
+        place.come(3)
+        until(lambda: place.on(0, words) == ["+w1", "+w2", "+w1", "-w1", "+w3"], 20)
+        place.on(0, lambda: kept()["watch"].stop())
+        place.on(3, leave)
+        place.come(3)
+        assert place.on(0, words)[-1] == "+w3"
+        assert len(place.on(0, words)) == 5
 
 
 def test_rank_0_begins_alone_and_who_comes_can_call_and_be_called_at_once(place: Place) -> None:

@@ -390,6 +390,36 @@ def as_completed_has_a_bound_for_each_next_one(driver: Driver) -> None:
     assert future.wait() == [0, 1, 2, 3]
 
 
+# --- settled ----------------------------------------------------------------------------------------------------------
+
+
+@check
+def settled_has_results_and_errors_in_the_order_of_the_members(driver: Driver) -> None:
+    future = driver.group.rpc_async().fail_late_if([1, 2], [0.1, 0.0, 0.05, 0.0])
+    outcomes = future.settled().wait()
+    assert (outcomes[0], outcomes[3]) == (0, 3)
+    assert [(type(e), str(e)) for e in outcomes[1:3]] == [(ValueError, f"{i} was told to fail") for i in (1, 2)]
+    assert isinstance(outcomes[1].__cause__, BaseException)
+    with pytest.raises(rpc.GroupError, match="2 of 4"):
+        future.wait()
+    assert future.settled().wait()[3] == 3  # afterwards as well
+    assert driver.group[4:].rpc_async().number().settled().wait() == []
+
+
+@check
+def settled_can_be_awaited_and_tells_who_was_late_or_cancelled(driver: Driver) -> None:
+    async def body() -> list[object]:
+        found: list[object] = await driver.group.rpc_async(timeout=0.3).answer_after([0.0, 1.0, 0.0, 0.0]).settled()
+        return found
+
+    outcomes = asyncio.run(body())
+    assert [type(one) for one in outcomes] == [int, rpc.RPCTimeoutError, int, int]
+    driver.group[1].rpc_sync().number()
+    first = driver.group.any().rpc_async().answer_after([0.0, 0.5, 0.5, 0.5])
+    assert first.wait() == 0
+    assert [type(one) for one in first.settled().wait()] == [int, *[rpc.CancelledError] * 3]
+
+
 # --- odd groups -------------------------------------------------------------------------------------------------------
 
 

@@ -48,7 +48,8 @@ class RemoteModule(nn.Module):
 
     Attributes:
         on: the owner's name.
-        device: the device there. Tensors in arguments are moved to it, those in results to the CPU.
+        device: the device there. Tensors in arguments are moved to it. Those in results are moved to the CPU; where
+            this worker has a device map for the owner they are left as they are, and travel by that.
         training: the mode that was last set through this object; others may have set another one since.
         is_scriptable: whether there is an interface.
 
@@ -148,7 +149,8 @@ class RemoteModule(nn.Module):
             what = f"{self.generated_methods.description.module}.forward"
             return call_method(self.module_rref, verb, UNSET_RPC_TIMEOUT, "__call__", args, kwargs, what)
         call: Callable[..., Any] = rpc_sync if verb == "rpc_sync" else rpc_async
-        return call(self.module_rref.owner(), _run_on, args=(self.module_rref, self.device, args, kwargs))
+        mapped = bool(getattr(current().options, "device_maps", {}).get(self.on))
+        return call(self.module_rref.owner(), _run_on, args=(self.module_rref, self.device, mapped, args, kwargs))
 
     def _there(self, function: Callable[..., Any], *args: Any) -> Any:
         return rpc_sync(self.module_rref.owner(), function, args=(self.module_rref, *args))
@@ -257,9 +259,10 @@ def _train(ref: RRef[nn.Module], mode: bool) -> None:
     ref.local_value().train(mode)
 
 
-def _run_on(ref: RRef[nn.Module], device: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _run_on(ref: RRef[nn.Module], device: str, mapped: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     args, kwargs = _moved((args, kwargs), device)
-    return _moved(ref.local_value()(*args, **kwargs), "cpu")  # here, so that the move is a part of the graph
+    result = ref.local_value()(*args, **kwargs)
+    return result if mapped else _moved(result, "cpu")  # here, so that the move is a part of the graph
 
 
 def _moved(value: Any, device: str) -> Any:

@@ -29,6 +29,7 @@ class Members:
         peers: all that were ever members, this worker too, by id.
         names, ranks: the ids of the members, by name and by rank; of several that had it, the last one's.
         watchers: called, in the control lane, with every peer that was lost or has left.
+        greeters: called with every peer that is admitted from now on; they must not block.
     """
 
     def __init__(self, worker: Worker) -> None:
@@ -37,6 +38,7 @@ class Members:
         self.names: dict[str, int] = {}
         self.ranks: dict[int, int] = {}
         self.watchers: list[Callable[[Peer], None]] = []
+        self.greeters: list[Callable[[Peer], None]] = []
         self._early: list[Sequence[Frame]] = []
         self.verdicts = Verdicts(worker)
 
@@ -50,6 +52,8 @@ class Members:
             own: the id that this worker was given, where that was not known before.
         """
 
+        new: list[Peer] = []
+
         def learn() -> None:
             if own is not None:
                 self._worker.become(own)
@@ -58,6 +62,7 @@ class Members:
                 if known is None or known.record.incarnation != record.incarnation:
                     peer = self.peers[record.id] = Peer(record)
                     peer.by_value = record.main != self._worker.record.main
+                    new.append(peer)
                     self.names[record.name] = self.ranks[record.rank] = record.id
             early, self._early = self._early, []
             for frames in early:
@@ -67,6 +72,9 @@ class Members:
             learn()
         else:
             self._worker.crew.lead_once(learn)
+        for peer in new:
+            for greet in list(self.greeters):
+                greet(peer)
 
     def keep_early(self, frames: Sequence[Frame]) -> None:
         """Keeps the message of a sender who is no member, while the list of members has not come; else drops it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from actorrpc.runtime.handling import NO_CONTEXT
@@ -66,23 +67,33 @@ class Tracer(Protocol):
         """For one that is about to be read."""
 
 
+class Route(Enum):
+    """What a message is with regard to the devices of the tensors in it."""
+
+    REQUEST = "a request or a tell"
+    ANSWER = "an answer"
+    GRADIENTS = "gradients"
+
+
 class Parcel:
     """What a reducer may know of the message that is being written or read (`wire.codec.writing`, `reading`).
 
     Attributes:
         worker: whose message it is.
         peer: the worker id of the other end.
+        route: which kind of message it is, where that is being written.
         refs: what the references in it noted down, for the case that it is never read; None without any.
         undo: called with `refs` when the writing starts anew.
         failure: what to raise instead of saying that something could not be written; a reducer that fails sets it.
         trace: takes down the tensors in it that require grad; None outside of autograd contexts.
     """
 
-    __slots__ = ("failure", "peer", "refs", "trace", "undo", "worker")
+    __slots__ = ("failure", "peer", "refs", "route", "trace", "undo", "worker")
 
-    def __init__(self, worker: Worker, peer: int) -> None:
+    def __init__(self, worker: Worker, peer: int, route: Route = Route.REQUEST) -> None:
         self.worker = worker
         self.peer = peer
+        self.route = route
         self.refs: list[Any] | None = None
         self.undo: Any = None
         self.failure: BaseException | None = None

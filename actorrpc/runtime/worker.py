@@ -29,7 +29,7 @@ from actorrpc.runtime.keeper import Keeper
 from actorrpc.runtime.lanes import Job, Lane
 from actorrpc.runtime.limits import Limits
 from actorrpc.runtime.members import Members
-from actorrpc.runtime.message import RUNNING, Message, Parcel
+from actorrpc.runtime.message import RUNNING, Message, Parcel, Route
 from actorrpc.runtime.outbox import Outbox
 from actorrpc.runtime.patience import Patience
 from actorrpc.runtime.peers import Standing
@@ -129,7 +129,13 @@ class Worker:
     # -- sending
 
     def write(
-        self, body: object, to: int, context: int = NO_CONTEXT, *, by_value: bool = False
+        self,
+        body: object,
+        to: int,
+        context: int = NO_CONTEXT,
+        *,
+        by_value: bool = False,
+        route: Route = Route.REQUEST,
     ) -> tuple[Sequence[Frame], Parcel]:
         """Writes a payload for a peer: things of `__main__` by name where the peer has the same, else by value.
 
@@ -138,12 +144,14 @@ class Worker:
             to: the peer's worker id.
             context: the autograd context that it belongs to, in which the tracer records the tensors in it.
             by_value: has things of `__main__` written by value in any case.
+            route: which kind of message it is.
 
         Raises:
             SerializationError: a part of it cannot be written, or it is too large.
+            DeviceMapError: a tensor is on a device for which the peer has none.
             BaseException: a reducer said so through `Parcel.failure`.
         """
-        parcel = Parcel(self, to)
+        parcel = Parcel(self, to, route)
         if context != NO_CONTEXT and self.tracer is not None:
             parcel.trace = self.tracer.sending(context, to)
         try:
@@ -362,7 +370,7 @@ class Worker:
             self._answer(message, Kind.REPLY, 0, _NOTHING)
             return
         try:
-            frames, parcel = self.write(value, message.caller, message.context)
+            frames, parcel = self.write(value, message.caller, message.context, route=Route.ANSWER)
         except BaseException as e:
             self.answer_error(message, e, 0)
             return
@@ -477,6 +485,7 @@ class Worker:
         self.cells.clear()
         self.fallback = self.greeted = None
         self.members.watchers.clear()
+        self.members.greeters.clear()
 
     @property
     def quiet(self) -> bool:

@@ -10,6 +10,7 @@ import torch
 from actorrpc.errors import ActorRPCError, RemoteError
 from actorrpc.runtime.handling import NO_CONTEXT, here, in_context
 from actorrpc.runtime.lanes import Job, Lane
+from actorrpc.runtime.message import Route
 from actorrpc.services.contexts import Contexts, creator_of
 from actorrpc.services.ids import AUTOGRAD
 from actorrpc.services.leaves import Leaves
@@ -189,7 +190,7 @@ class Autograd:
     def send_begin(self, begun: Pass, peer: int, body: object) -> None:
         """Has a worker begin its part in a pass. Raises as `Worker.request` does."""
         worker = self.worker
-        frames, parcel = worker.write(body, peer)
+        frames, parcel = worker.write(body, peer, route=Route.GRADIENTS)
         frames = snapshot(frames)  # gradients become somebody's `.grad`, which hooks and optimizers change in place
 
         def note(call: Call) -> None:
@@ -206,7 +207,7 @@ class Autograd:
     def send_grads(self, begun: Pass, peer: int, number: int, grads: Grads | None) -> None:
         """Sends the gradients of a message to its sender; None for a message that was never read here."""
         worker = self.worker
-        frames = worker.write(grads, peer)[0]
+        frames = worker.write(grads, peer, route=Route.GRADIENTS)[0]
         out = (Kind.TELL, Flag.CONTROL, number, *AUTOGRAD, begun.id, begun.context.id, _NEVER)
         worker.emit(peer, out, frames, lasting=False)
 

@@ -12,10 +12,11 @@ import threading
 from typing import TYPE_CHECKING, NamedTuple
 
 from actorrpc.runtime.peers import Standing
+from actorrpc.services.carrying import Carrying
 from actorrpc.services.recording import BASE, ReceivingTrace, SendingTrace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import torch
 
@@ -94,6 +95,11 @@ class Context:
                 "use dist_autograd.backward(context_id, [loss]) inside of the context"
             )
         return found
+
+    def places_of(self, tensors: Sequence[torch.Tensor]) -> list[str | None] | None:
+        """Returns the devices of tensors that are sent; None where all are on the CPU."""
+        carrying: Carrying | None = self._worker.services.get(Carrying)
+        return None if carrying is None else carrying.places_of(tensors)
 
     def name_of(self, peer: int) -> str:
         """Names a worker, for errors."""

@@ -7,11 +7,12 @@ as given.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+CPU: Final = "cpu"
 _CUDA = "cuda:"
 
 
@@ -42,6 +43,10 @@ class Devices:
         """
         maps = {str(to): {str(a): str(b) for a, b in m.items()} for to, m in data["maps"].items()}
         return Devices(int(data["count"]), maps, tuple(map(str, data["listed"])))
+
+
+NO_DEVICES: Final = Devices()
+"""What most workers say."""
 
 
 @dataclass(frozen=True)
@@ -137,6 +142,56 @@ def placement(name: str, all_of_them: Mapping[str, Devices]) -> Placement:
     own = all_of_them.get(name, Devices())
     inverse = inverse_maps(name, all_of_them)
     return Placement({to: dict(m) for to, m in own.maps.items()}, inverse, device_list(own, inverse))
+
+
+def counterpart(
+    device: str, sender: str, receiver: str, everybody: Mapping[str, Devices], answering: bool
+) -> tuple[str, str | None]:
+    """Returns the device of the receiver on which a tensor arrives, and None; or anything, and why it cannot.
+
+    Where the caller has a device map for the callee, that decides, in answers turned round; but what is on the CPU
+    stays on one unless the map names "cpu". Where there is none, a CUDA device becomes the one of the same index.
+
+    Arguments:
+        device: that which it is on.
+        sender, receiver: the workers' names.
+        everybody: all workers' devices, by name.
+        answering: whether the message is an answer: then the receiver is the caller.
+    """
+    caller, callee = (receiver, sender) if answering else (sender, receiver)
+    own, other = everybody.get(sender, NO_DEVICES), everybody.get(receiver, NO_DEVICES)
+    device_map = everybody.get(caller, NO_DEVICES).maps.get(callee)
+    verb = "answer" if answering else "send"
+    what = f'worker "{sender}" cannot {verb} worker "{receiver}" {"with " * answering}a tensor on {device}'
+    if device_map:
+        table = {there: here for here, there in device_map.items()} if answering else device_map
+        if device in table or device == CPU:
+            return table.get(device, CPU), None
+        turned = ", which answers take the other way round," if answering else ""
+        named = f'the device map of worker "{caller}" for "{callee}" ({_shown(device_map)})'
+        why = f"{named}{turned} does not name {device}"
+        return CPU, _advised(what, why, device, caller, callee, answering)
+    if device == CPU:
+        return CPU, None
+    if not device.startswith(_CUDA):
+        return CPU, f"{what}: only tensors on the CPU and on CUDA devices can be sent; send tensor.cpu() instead"
+    if own.listed and device not in own.listed:
+        why = f"it is not among the devices that it may use for calls: {', '.join(own.listed)}"
+    elif other.listed and device not in other.listed:
+        why = f'it is not among the devices that worker "{receiver}" may use for calls: {", ".join(other.listed)}'
+    elif not other.listed and not _exists(device, other.count):
+        why = f"without a device map it becomes {device} there, but {_has('that one', other.count)}"
+    else:
+        return device, None
+    return CPU, _advised(what, why, device, caller, callee, answering)
+
+
+def _advised(what: str, why: str, device: str, caller: str, callee: str, answering: bool) -> str:
+    example = f'{{"cuda:<index>": "{device}"}}' if answering else f'{{"{device}": "cuda:<index>"}}'
+    return (
+        f'{what}: {why}. Say which devices belong together in the options of worker "{caller}" '
+        f'(TensorPipeRpcBackendOptions.set_device_map("{callee}", {example})), or send tensor.cpu()'
+    )
 
 
 def _outside(devices: Iterable[str], count: int) -> str | None:

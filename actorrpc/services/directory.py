@@ -10,14 +10,17 @@ from actorrpc.runtime.cells import ServiceCell
 from actorrpc.runtime.completion import Completion
 from actorrpc.runtime.lanes import Lane
 from actorrpc.runtime.peers import Standing
-from actorrpc.services.devices import Placement, placement
+from actorrpc.services.devices import NO_DEVICES
 from actorrpc.services.ending import Ending
 from actorrpc.services.ids import ENDING, MEMBER
+from actorrpc.services.neighbours import Neighbours
 from actorrpc.services.porch import Porch
 from actorrpc.services.roster import Roster
 from actorrpc.wire.envelope import Flag
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from actorrpc.runtime.message import Message
     from actorrpc.runtime.peers import Peer
     from actorrpc.runtime.worker import Worker
@@ -42,6 +45,10 @@ class Directory:
         """Done when all have joined, or never can."""
         self.all_told = Completion()
         """Done when as many as were expected have been told that the world cannot come about."""
+        self.visited: Callable[[Hello, int], None] | None = None
+        """Takes the greetings of guests, once all have joined."""
+        self._guests: set[int] = set()
+        """The ways to those who came before then."""
         self._worker = worker
         self.porch = Porch(worker, session, self._come)
         worker.services[Directory] = self
@@ -57,6 +64,13 @@ class Directory:
     # -- joining (control lane, but for the first worker, which is this one)
 
     def _come(self, hello: Hello, way: int) -> None:
+        if hello.record.guest:
+            if self.visited is not None:
+                self.visited(hello, way)
+            elif not hello.withdrawn:
+                self._guests.add(way)
+                self.porch.answer(way, {"status": f"the world is not complete yet: {self.roster.status()}"})
+            return
         reason = self._take(hello)
         if reason is None and not self.roster.complete:
             self.porch.answer(way, {"status": self.roster.status()})
@@ -73,9 +87,10 @@ class Directory:
     def _announce(self) -> None:
         verdict = self._verdict()
         for way in list(self.porch.ways):
-            self.porch.answer(way, verdict)
+            if way not in self._guests or self.roster.refusal is not None:
+                self.porch.answer(way, verdict)
         if self.roster.refusal is None:
-            self._worker.services[Placement] = placement(self._worker.record.name, self.roster.devices())
+            Neighbours(self._worker, self.roster.devices())
             self._worker.members.admit(self.roster.records)
             differences = self.roster.differences()
             if differences is not None:
@@ -88,13 +103,14 @@ class Directory:
         self._worker.complete(self.joined)
 
     def _see_who_was_told(self) -> None:
-        if self.joined.done and not self.all_told.done and len(self.porch.ways) >= self.roster.world_size - 1:
+        told = len(self.porch.ways - self._guests)
+        if self.joined.done and not self.all_told.done and told >= self.roster.world_size - 1:
             self._worker.complete(self.all_told)
 
     def _verdict(self) -> dict[str, Any]:
         if self.roster.refusal is not None:
             return {"refused": self.roster.refusal, "about_devices": self.roster.about_devices}
-        devices = {name: d.to_json() for name, d in self.roster.devices().items() if d.maps or d.listed}
+        devices = {name: d.to_json() for name, d in self.roster.devices().items() if d != NO_DEVICES}
         return {"members": [record.to_json() for record in self.roster.records], "devices": devices}
 
 

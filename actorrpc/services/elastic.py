@@ -15,9 +15,10 @@ from actorrpc.runtime.cells import ServiceCell
 from actorrpc.runtime.completion import Completion
 from actorrpc.runtime.lanes import Lane
 from actorrpc.runtime.peers import Standing
-from actorrpc.services.devices import Placement, placement
+from actorrpc.services.devices import NO_DEVICES
 from actorrpc.services.directory import Member
 from actorrpc.services.ids import DIRECTORY, ELASTIC
+from actorrpc.services.neighbours import Neighbours, tell
 from actorrpc.services.objects import Objects
 from actorrpc.services.porch import Porch
 from actorrpc.services.residents import IDS, Objection, Residents
@@ -26,12 +27,11 @@ from actorrpc.services.roster import differences
 from actorrpc.wire.envelope import Flag
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Sequence
 
     from actorrpc.runtime.message import Message
     from actorrpc.runtime.peers import Peer, Record
     from actorrpc.runtime.worker import Worker
-    from actorrpc.services.devices import Devices
     from actorrpc.services.roster import Hello
     from actorrpc.services.store import HintStore
 
@@ -74,16 +74,9 @@ class Elastic:
         self._porch: Porch | None = None
         self._speaks = False
         self._leaving = False
-        self._devices: dict[str, Devices] = {}
         worker.services[Elastic] = self
         worker.services[Member].outlives_rank_0 = True
-        worker.cells[ELASTIC] = ServiceCell(worker, Lane.CONTROL, self._handle)
         worker.members.watchers.append(self._gone)
-
-    def learn(self, devices: Mapping[str, Devices]) -> None:
-        """Learns of the devices of workers, by name, and what they mean for this one."""
-        self._devices.update(devices)
-        self._worker.services[Placement] = placement(self._worker.record.name, self._devices)
 
     def present(self) -> list[Record]:
         """Returns those who are there, and not about to leave, by rank; guests are not counted."""
@@ -92,26 +85,6 @@ class Elastic:
 
     def _others(self) -> list[int]:
         return [n for n in _members(self._worker) if n != self._worker.id]
-
-    # -- messages
-
-    def _handle(self, message: Message) -> None:
-        verb, *rest = message.load()
-        worker = self._worker
-        if verb == "news":
-            number, records, devices = rest
-            worker.members.admit(records)
-            self.learn(devices)
-            _tell(worker, message.caller, DIRECTORY, ("noted", number))
-        elif verb == "leaving":
-            self.note_leaving(worker.peers[message.caller])
-            message.reply(None)  # after all that was sent to it before
-
-    @staticmethod
-    def note_leaving(peer: Peer) -> None:
-        """Begins no calls to a peer any more."""
-        with peer.lock:
-            peer.leaving, peer.reason = True, "it has called shutdown"
 
     # -- leaving
 
@@ -122,6 +95,8 @@ class Elastic:
         Returns whether that came to an end before `deadline` (None: no bound but that of the calls).
         """
         self._leaving = True
+        if self._worker.record.guest and self._worker.services[Member].ended.done:
+            return True  # the others have gone, when nothing was under way, a guest's calls included
         if self.door is not None:
             self.door.shut(deadline)
         self._have_noted(deadline)
@@ -174,10 +149,12 @@ class Elastic:
             return
         if peer.record.id == 0:
             self.orphaned = peer
-            level = logging.WARNING if peer.standing is Standing.LOST and not self._leaving else logging.INFO
+            sad = peer.standing is Standing.LOST and not (self._leaving or worker.record.guest)
+            level = logging.WARNING if sad else logging.INFO
             log.log(level, "%s: %s", worker.record.name, self._orphan_text())
             self._porch = Porch(worker, self._session, self._turn_away)
-        speaks = self.orphaned is not None and worker.id < min(self._others(), default=IDS)
+        lowest = worker.id < min(self._others(), default=IDS) and not worker.record.guest
+        speaks = self.orphaned is not None and lowest
         if speaks and not (self._speaks or self._leaving):
             self._speaks = True
             worker.clock.start(self._publish, f"{worker.record.name}-hint")
@@ -207,18 +184,20 @@ class Elastic:
 
 class Door:
     """Lets workers into the world, a round after the other: all who are there take note of the newcomers, then these
-    are told that they are in. On rank 0.
+    are told that they are in. On rank 0. In a world of fixed size, where the directory has a porch of its own, it is
+    for guests only, whom the directory sends on.
 
     Arguments:
-        worker: rank 0.
-        elastic: its part in the world.
-        hello: its own.
+        worker: rank 0, with its `Neighbours`.
+        hellos: its own, and those of all who are there.
         session: of the world.
+        porch: the directory's.
     """
 
-    def __init__(self, worker: Worker, elastic: Elastic, hello: Hello, session: str) -> None:
-        self._worker, self._elastic, self._hello = worker, elastic, hello
-        self._residents = Residents(hello)
+    def __init__(self, worker: Worker, hellos: Sequence[Hello], session: str, porch: Porch | None = None) -> None:
+        self._worker, self._hello = worker, hellos[0]
+        self._neighbours: Neighbours = worker.services[Neighbours]
+        self._residents = Residents(*hellos)
         self._opened = worker.clock.now()
         self._shut = False
         self._waiting: list[Hello] = []
@@ -229,11 +208,9 @@ class Door:
         """Those who have not taken note yet."""
         self._in_the_way: dict[int, float] = {}
         """By the incarnation of who comes: since when somebody else has its name or rank."""
-        elastic.door = self
-        elastic.learn(self._residents.devices())
         worker.cells[DIRECTORY] = ServiceCell(worker, Lane.CONTROL, self._handle)
         worker.members.watchers.append(self._gone)
-        self._porch = Porch(worker, session, self._come)
+        self._porch = Porch(worker, session, self.come) if porch is None else porch
 
     def shut(self, deadline: float | None, at_once: bool = False) -> None:
         """Lets nobody in any more, once the door was open for long enough; waits for those who are being let in.
@@ -252,7 +229,8 @@ class Door:
 
     # -- control lane
 
-    def _come(self, hello: Hello, way: int) -> None:
+    def come(self, hello: Hello, way: int) -> None:
+        """Takes a greeting."""
         incarnation = hello.record.incarnation
         known = self._residents.known(incarnation)
         if hello.withdrawn:
@@ -317,11 +295,11 @@ class Door:
         records = [hello.record for hello in self._batch]
         devices = {hello.record.name: hello.devices for hello in self._batch}
         worker.members.admit(records)
-        self._elastic.learn(devices)
+        self._neighbours.learn(devices)
         self._round += 1
         self._awaited = set()
         for number in present:
-            if number != worker.id and _tell(worker, number, ELASTIC, ("news", self._round, records, devices)):
+            if number != worker.id and tell(worker, number, ELASTIC, ("news", self._round, records, devices)):
                 self._awaited.add(number)
         for record in records:  # so that their deaths are noticed
             try:
@@ -340,7 +318,7 @@ class Door:
 
     def _verdict(self, number: int) -> dict[str, Any]:
         peers = [self._worker.peers[n] for n in _members(self._worker)]
-        devices = {n: d.to_json() for n, d in self._residents.devices().items() if d.maps or d.listed}
+        devices = {n: d.to_json() for n, d in self._residents.devices().items() if d != NO_DEVICES}
         return {
             "id": number,
             "members": [peer.record.to_json() for peer in peers],
@@ -372,13 +350,3 @@ class Door:
 
 def _members(worker: Worker) -> list[int]:
     return [n for n, peer in list(worker.peers.items()) if peer.standing is Standing.MEMBER]
-
-
-def _tell(worker: Worker, to: int, target: tuple[int, int], body: object) -> bool:
-    """Tells somebody something, if they are still there, and this worker is; returns whether it left."""
-    try:
-        worker.tell(to, target, body, control=True)
-    except ActorRPCError as e:
-        log.debug("%s: %s", worker.record.name, e)
-        return False
-    return True

@@ -12,6 +12,8 @@ from actorrpc.runtime.peers import Standing
 from actorrpc.services.ids import ENDING, MEMBER
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from actorrpc.runtime.message import Message
     from actorrpc.runtime.peers import Peer
     from actorrpc.runtime.worker import Worker
@@ -60,13 +62,17 @@ class Ending:
 
     def end_world(self) -> None:
         """Tells all members that the world's work is done, whether or not theirs is."""
-        self._tell_all(("over",))
+        self._tell(self._there(), ("over",))
 
     def stop_all(self) -> None:
         """Ends the world at once, on every member."""
-        self._tell_all(("stop",))
+        self._tell(self._there(), ("stop",))
 
     def _members(self) -> list[int]:
+        """Those who count: guests come and go as they like, but their calls are somebody's work while they last."""
+        return [n for n in self._there() if not self._worker.peers[n].record.guest]
+
+    def _there(self) -> list[int]:
         return [n for n, peer in self._worker.peers.items() if peer.standing is Standing.MEMBER]
 
     def _check(self) -> None:
@@ -76,7 +82,7 @@ class Ending:
     def _ask(self) -> None:
         self._round += 1
         self._answers.clear()
-        self._tell_all(("quiet?", self._round))
+        self._tell(self._members(), ("quiet?", self._round))
 
     def _judge(self) -> None:
         """Ends the world when all are quiet, all that was sent has come, and neither has changed for two rounds."""
@@ -87,7 +93,7 @@ class Ending:
         come = {(a, b): heard for b, count in counts.items() for a, (_, heard) in count.items() if a in counts}
         settled = not self._busy and all(come.get(pair, 0) == told for pair, told in sent.items())
         if settled and sent == self._last:
-            self._tell_all(("stop",))
+            self.stop_all()
             return
         self._last = sent if settled else None
         if settled:
@@ -95,8 +101,8 @@ class Ending:
         else:
             self._worker.keeper.after(0.02, self._ask)
 
-    def _tell_all(self, body: object) -> None:
-        for member in self._members():
+    def _tell(self, members: Sequence[int], body: object) -> None:
+        for member in members:
             try:
                 self._worker.tell(member, MEMBER, body, control=True)
             except ActorRPCError as e:

@@ -23,6 +23,7 @@ from torch.autograd.graph import GradientEdge
 from actorrpc.errors import RPCTimeoutError, WorkerLostError
 from actorrpc.runtime.completion import Completion
 from actorrpc.services import engine
+from actorrpc.services.carrying import Carrying
 from actorrpc.services.leaves import add
 from actorrpc.services.recording import SEND_NODE
 
@@ -200,7 +201,12 @@ class Pass:
         if message is not None:
             slot.grads = message.load()
         grads, slot.grads = slot.grads, None
-        return grads or [None] * sent.count
+        if not grads:
+            return [None] * sent.count
+        if sent.places is None:
+            return grads
+        carrying: Carrying = self._service.worker.services[Carrying]
+        return carrying.put_back(grads, sent.places)
 
     def answer(self, received: Received, grads: Grads) -> None:
         """Sends the gradients of a message to where it came from; called by the engine."""
@@ -212,6 +218,9 @@ class Pass:
             raise _used_up()
         try:
             if peer == worker.id:
+                carrying = worker.services.get(Carrying)
+                if carrying is not None:
+                    carrying.wait_for(grads)
                 self.give(received.number, grads)
             elif peer in self._begun or peer in self.engaged:
                 self._service.send_grads(self, peer, received.number, grads)

@@ -42,13 +42,15 @@ class Sent:
         number: the sender's own number of it.
         peer: the worker id of the receiver.
         count: how many tensors it has.
+        places: their devices; None where all are on the CPU.
     """
 
-    __slots__ = ("_tensors", "context", "count", "number", "peer")
+    __slots__ = ("_tensors", "context", "count", "number", "peer", "places")
 
     def __init__(self, context: Context, number: int, peer: int, tensors: Sequence[torch.Tensor]) -> None:
         self.context, self.number, self.peer, self.count = context, number, peer, len(tensors)
         self._tensors = [(t.dtype, t.shape) for t in tensors]
+        self.places = context.places_of(tensors)
 
     def __str__(self) -> str:
         tensors = ", ".join(f"{str(dtype).removeprefix('torch.')}{list(shape)}" for dtype, shape in self._tensors)

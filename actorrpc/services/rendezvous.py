@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 from actorrpc.errors import ActorRPCError, DeviceMapError, RendezvousError
 from actorrpc.runtime.completion import Completion
 from actorrpc.runtime.peers import Record
-from actorrpc.services.devices import Devices, Placement, placement
+from actorrpc.services.devices import Devices
 from actorrpc.services.directory import Directory
 from actorrpc.services.elastic import Door, Elastic, hint_of
 from actorrpc.services.ending import Ending
+from actorrpc.services.neighbours import Neighbours, note_leaving
 from actorrpc.services.roster import ELASTIC, mixture
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ def found(worker: Worker, store: HintStore, hello: Hello, deadline: float) -> No
     if roster.refusal is not None:
         kind = DeviceMapError if roster.about_devices else RendezvousError
         raise kind(f"{worker} could not start a world of {hello.world_size}: {roster.refusal}")
+    directory.visited = Door(worker, [roster.hellos[n] for n in sorted(roster.hellos)], session, directory.porch).come
     _watch(worker, list(worker.peers))
 
 
@@ -77,8 +79,9 @@ def _begin(worker: Worker, store: HintStore, hello: Hello, session: str, deadlin
     if left is not None:
         _Joining(worker, store, hello).refuse_if_alive(left)
     elastic = Elastic(worker, session, store)
+    Neighbours(worker, {hello.record.name: hello.devices})
     worker.members.admit([worker.record])
-    Door(worker, elastic, hello, session)
+    elastic.door = Door(worker, [hello], session)
     Ending(worker)
     store.publish(hint_of(worker, session, ELASTIC), deadline)
 
@@ -137,7 +140,7 @@ class _Joining:
         if self._elastic:
             self._move_in(records, devices)
         else:
-            worker.services[Placement] = placement(worker.record.name, devices)
+            Neighbours(worker, devices)
             worker.members.admit(records)
         _watch(worker, [0])
 
@@ -150,15 +153,10 @@ class _Joining:
             if latest is not None and latest != hint:
                 hint = latest
                 self._dial(hint)
-            if self._guest and self._size != ELASTIC:
-                raise RendezvousError(
-                    f"{worker} cannot attach to the world at {self._where}: it was begun with {self._size} workers, "
-                    f"and has no room for others; only worlds without a size (world_size=None) have"
-                )
             if hint is not None and self._session:
                 self._greet()
             worker.wait(self._verdict, min(deadline, now() + _GREET_SECONDS), lead=False)
-            if self._elastic and self._size != ELASTIC and max(self._heard, self._dialled) < now() - _SILENCE_SECONDS:
+            if self._mixes() and max(self._heard, self._dialled) < now() - _SILENCE_SECONDS:
                 raise RendezvousError(
                     mixture(
                         f"{worker} was given no world_size; the world at this address was begun with {self._size} "
@@ -167,6 +165,10 @@ class _Joining:
                 )
         if not self._verdict.done and self._status:
             worker.wait(self._verdict, now() + _LAST_WORD_SECONDS, lead=False)
+
+    def _mixes(self) -> bool:
+        """Whether this worker was given no size, and the world has one; to guests that does not matter."""
+        return self._elastic and self._size != ELASTIC and not self._guest
 
     def refuse_if_alive(self, hint: bytes) -> None:
         """Asks whether the elastic world of a hint that was found has a rank 0.
@@ -193,10 +195,11 @@ class _Joining:
 
     def _move_in(self, records: list[Record], devices: dict[str, Devices]) -> None:
         worker, leaving = self._worker, set(self._answer["leaving"])
-        Elastic(worker, self._session, self._store).learn(devices)
+        Elastic(worker, self._session, self._store)
+        Neighbours(worker, devices)
         worker.members.admit(records, int(self._answer["id"]))
         for number in leaving:
-            Elastic.note_leaving(worker.peers[number])
+            note_leaving(worker.peers[number])
 
     def _greet(self, **more: str) -> None:
         self._worker.greet(_WAY, json.dumps({"session": self._session, **self._hello, **more}).encode())

@@ -39,13 +39,14 @@ class Residents:
 
     Arguments:
         first: rank 0, which is in from the beginning.
+        more: others that are.
     """
 
-    def __init__(self, first: Hello) -> None:
+    def __init__(self, first: Hello, *more: Hello) -> None:
         self._first = first
-        self.hellos: dict[int, Hello] = {first.record.id: first}
+        self.hellos: dict[int, Hello] = {hello.record.id: hello for hello in (first, *more)}
         """By id; the record in each has that id."""
-        self._used = {first.record.id}
+        self._used = set(self.hellos)
         self._next = _AGAIN
 
     def known(self, incarnation: int) -> Record | None:

@@ -21,9 +21,9 @@ import cloudpickle  # type: ignore[import-untyped]
 import torch
 from cloudpickle import cloudpickle as cloud
 
-from actorrpc.errors import DeserializationError, SerializationError, UnknownNameError
-from actorrpc.wire import names, tensors
-from actorrpc.wire.message import Reading, Writing, now, owned, plain, write_late
+from actorrpc.errors import DeserializationError, DeviceMapError, SerializationError, UnknownNameError
+from actorrpc.wire import names, spans, tensors
+from actorrpc.wire.message import Landing, Leaving, Reading, Writing, now, owned, plain, write_late
 
 NONE: Final = b"\x80\x05N."
 """What `dumps` writes of None."""
@@ -32,6 +32,8 @@ Frame: TypeAlias = bytes | memoryview
 
 _KEEP = 64 * 1024  # a pickler whose message was longer is thrown away: its memo table would stay as large
 _Reducer = Callable[[Any], Any]
+_REFUSALS: Final = (SerializationError, DeviceMapError)
+"""Errors which say all that there is to say; others may be mended by cloudpickle, or say too little."""
 
 
 def writing() -> Any:
@@ -135,6 +137,12 @@ class Codec:
         self._own = dict(REDUCERS)
         self._table = tensors.Table()
         self._known = -1
+        self.leaving: Callable[[Any], Leaving | None] | None = None
+        """Given a message's notes, what knows where its tensors go that are on other devices than the CPU, or shall be;
+        None where there are no such devices.
+        """
+        self.landing: Callable[[Any], Landing] | None = None
+        """Given a message's notes, what puts its tensors there."""
         self._fill()
 
     def register(self, cls: type, reducer: _Reducer) -> None:
@@ -176,6 +184,7 @@ class Codec:
 
         Raises:
             SerializationError: if neither pickle nor cloudpickle takes it; it says what and where.
+            DeviceMapError: a tensor in it is on a device from which it can go nowhere.
         """
         if len(copyreg.dispatch_table) != self._known:
             self._fill()
@@ -193,6 +202,8 @@ class Codec:
             idle.pen = None  # a reducer may write a message of its own meanwhile
         pen.notes = notes
         pen.trace = getattr(notes, "trace", None)
+        if self.leaving is not None:
+            pen.leaving = self.leaving(notes)
         outer = now.writing
         now.writing = pen
         try:
@@ -200,8 +211,8 @@ class Codec:
             chunks = pen.chunks
             data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
             if pen.late:
-                write_late(pen, tensors.finish(pen))
-        except SerializationError:
+                write_late(pen, spans.finish(pen))
+        except _REFUSALS:
             raise
         except Exception:
             return self._dumps_cloud(obj, notes, False)
@@ -213,7 +224,7 @@ class Codec:
         if len(data) < _KEEP:
             chunks.clear()
             pen.pickler.clear_memo()
-            pen.notes = pen.trace = None
+            pen.notes = pen.trace = pen.leaving = None
             pen.inline = 0
             if pen.frames:
                 pen.frames = []
@@ -225,19 +236,22 @@ class Codec:
         return frames
 
     def _dumps_cloud(self, obj: object, notes: Any, by_value: bool) -> list[Frame]:
-        message = Writing(notes)
+        message = self._writing(notes)
         chunks: list[Any] = []
         try:
             if not by_value:
                 _restart(notes)
             self._write_cloud(obj, message, chunks.append, by_value)
-        except SerializationError:
+        except _REFUSALS:
             raise
         except Exception as error:
             path, culprit = self._locate(obj, notes, by_value)
             _restart(notes)
             raise SerializationError(_complaint(path, culprit, error)) from error
         return [b"".join(chunks), *message.frames]
+
+    def _writing(self, notes: Any) -> Writing:
+        return Writing(notes, None if self.leaving is None else self.leaving(notes))
 
     def _write_cloud(self, obj: object, message: Writing, write: Callable[[Any], object], by_value: bool) -> None:
         outer = now.writing
@@ -247,7 +261,7 @@ class Codec:
             pickler = _CloudPickler(write, self._table, message.take, by_value)
             pickler.dump(obj)
             if message.late:
-                write_late(message, tensors.finish(message))
+                write_late(message, spans.finish(message))
         finally:
             now.writing = outer
 
@@ -261,7 +275,7 @@ class Codec:
                 for step, part in _parts(obj):
                     tries -= 1
                     try:
-                        self._write_cloud(part, Writing(notes), len, by_value)
+                        self._write_cloud(part, self._writing(notes), len, by_value)
                     except Exception:
                         path, obj = path + step, part
                         break
@@ -290,7 +304,7 @@ class Codec:
         if type(data) is not bytes:
             data = plain(data)
         outer = now.reading
-        now.reading = Reading(notes, frames)
+        reading = now.reading = Reading(notes, frames, self.landing)
         try:
             buffers = map(owned, islice(frames, 1, None)) if len(frames) > 1 else None
             if names.needs_alias(data):
@@ -306,6 +320,8 @@ class Codec:
             raise DeserializationError(f"cannot read a message: {_words(error)}") from error
         finally:
             now.reading = outer
+            if reading.landing is not None:
+                reading.landing.done()
 
 
 def _restart(notes: Any) -> None:

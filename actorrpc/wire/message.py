@@ -12,7 +12,10 @@ import pickle
 import struct
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+
+if TYPE_CHECKING:
+    import torch
 
 TINY: Final = 2 * 1024
 """Buffers up to this many bytes always go in band: a frame of their own costs more than copying them."""
@@ -23,17 +26,50 @@ _FIRST: Final = struct.Struct("<I")
 _PLAIN: Final = (memoryview, bytes, bytearray)
 
 
+Way: TypeAlias = "tuple[str | None, str | None]"
+"""On which device a tensor is, and on which it shall be where it arrives, by names; None: the CPU."""
+
+
+class Leaving(Protocol):
+    """What knows, of one message that is being written, where its tensors go."""
+
+    def way_of(self, what: torch.Tensor | torch.UntypedStorage) -> Way | None:
+        """Returns the way of a tensor, or a storage; None where it is on the CPU and stays on one.
+
+        Raises:
+            DeviceMapError: it can go nowhere.
+        """
+
+    def fetch(self, raw: torch.Tensor, device: str) -> torch.Tensor:
+        """Copies bytes from a device to the CPU; they are those of all that was to be done there before."""
+
+
+class Landing(Protocol):
+    """What puts the tensors of one message that is being read where they are to be."""
+
+    def put(self, raw: torch.Tensor, device: str) -> torch.Tensor:
+        """Begins to copy bytes from the CPU to a device.
+
+        Raises:
+            DeserializationError: it cannot be done.
+        """
+
+    def done(self) -> None:
+        """Waits until all is where it is to be; called once, also where the message could not be read."""
+
+
 class Writing:
     """What is known of one message while it is written.
 
     Args:
         notes: the caller's object, which reducers get from `codec.writing()`.
+        leaving: where its tensors go; None: they arrive on the CPU, wherever they are.
     """
 
-    __slots__ = ("anchors", "frames", "inline", "late", "notes", "trace")
+    __slots__ = ("anchors", "frames", "inline", "late", "leaving", "notes", "trace")
 
-    def __init__(self, notes: object = None) -> None:
-        self.notes = notes
+    def __init__(self, notes: object = None, leaving: Leaving | None = None) -> None:
+        self.notes, self.leaving = notes, leaving
         # What takes down tensors that require grad, instead of their being sent as leaves; see `codec.dumps`.
         self.trace: Any = getattr(notes, "trace", None)
         self.frames: list[memoryview] = []
@@ -69,14 +105,25 @@ class Reading:
     Args:
         notes: the caller's object, which loading functions get from `codec.reading()`.
         frames: the message.
+        land: makes, for the first tensor that is to be on another device than the CPU, what puts it there.
     """
 
-    __slots__ = ("_late", "frames", "notes")
+    __slots__ = ("_late", "frames", "land", "landing", "notes")
 
-    def __init__(self, notes: object, frames: Sequence[Any]) -> None:
+    def __init__(self, notes: object, frames: Sequence[Any], land: Callable[[Any], Landing] | None = None) -> None:
         self.notes = notes
         self.frames = frames
+        self.land = land
+        self.landing: Landing | None = None
         self._late: Any = None
+
+    def put(self, raw: torch.Tensor, device: str) -> torch.Tensor:
+        """Puts bytes on a device."""
+        if self.landing is None:
+            if self.land is None:
+                raise RuntimeError(f"a tensor for {device} is read only by a worker")
+            self.landing = self.land(self.notes)
+        return self.landing.put(raw, device)
 
     def late(self, make: Callable[[Any], Any]) -> Any:
         """What `write_late` wrote, as `make` makes it at the first call."""

@@ -11,34 +11,33 @@ The rule, for each storage in a message:
 
 So a row of a big matrix costs a row, two rows cost two rows, and a module's tied weights stay tied.
 
-Tensors arrive on the CPU. Negative and conjugate bits are kept. Non-leaf tensors arrive as leaves with their
-`requires_grad`; where the writer has a trace, it and the reader's are told of them instead (see `codec.dumps`). Hooks
-on tensors do not travel. A tensor with Python attributes, a quantized or meta one, and a subclass take torch's own
-`__reduce_ex__`, whose storages come back here.
+Tensors arrive on the CPU, but for those for which the writer's `Leaving` says otherwise: what stands for their storages
+in the message then has the name of a device, where the reader's `Landing` puts them (`message`).
+
+Negative and conjugate bits are kept. Non-leaf tensors arrive as leaves with their `requires_grad`; where the writer has
+a trace, it and the reader's are told of them instead (see `codec.dumps`). Hooks on tensors do not travel. A tensor with
+Python attributes, a quantized or meta one, and a subclass take torch's own `__reduce_ex__`, whose storages come back
+here.
 """
 
 from __future__ import annotations
 
 import ctypes
-import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
 import torch
 
-from actorrpc.wire.message import INLINE, Writing, now
+from actorrpc.wire.message import INLINE, Way, Writing, now
+from actorrpc.wire.spans import SMALL, Late, contents, extent, raw_bytes
 
-SMALL: Final = 8 * 1024
-"""Storages, and spans of views, up to this many bytes are sent whole."""
 Reduced: TypeAlias = tuple[Any, ...]
-_Bytes: TypeAlias = bytes | pickle.PickleBuffer
 
 _REQUIRES_GRAD, _PARAMETER, _CONJ, _NEG, _RECORDED = 1, 2, 4, 8, 16
 _STRIDED = torch.strided
 _CPU = torch.device("cpu")
 _DTYPES: Final = {name: dtype for name, dtype in vars(torch).items() if isinstance(dtype, torch.dtype)}
 _NAMES: Final = {dtype: str(dtype).removeprefix("torch.") for dtype in _DTYPES.values()}
-_BY_SIZE: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 _LAYOUTS: Final = {str(layout): layout for layout in vars(torch).values() if isinstance(layout, torch.layout)}
 
 _TORCHS_OWN: Final = (torch.Tensor.__reduce_ex__, torch.nn.Parameter.__reduce_ex__)
@@ -49,106 +48,11 @@ _copy = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p, cty
 )
 
 
-class _Late:
-    """A storage of which small views were met: what to send of it is decided when all of them are known."""
-
-    def __init__(self, number: int, storage: torch.UntypedStorage) -> None:
-        self.number = number
-        self.storage = storage
-        self.views: list[tuple[int, int, int, tuple[Any, ...]]] = []
-        self.whole = False
-
-    def add(self, offset: int, shape: tuple[int, ...], stride: tuple[int, ...], itemsize: int, nbytes: int) -> int:
-        # Down to 16, the largest item size, so that offsets in a piece are whole items whatever each view's dtype.
-        start = offset * itemsize & ~15
-        end = (offset + _extent(shape, stride)) * itemsize
-        self.views.append((start, end, nbytes, (offset, shape, stride, itemsize)))
-        return len(self.views) - 1
-
-    def decide(self, writing: Writing) -> tuple[list[_Bytes], list[Any], int]:
-        """Decides what is sent.
-
-        Returns:
-            The pieces to send; for each view the number of its piece, the byte of the storage at which that begins,
-            and, if the piece is a copy of the view alone, its stride there; the alignment that the pieces want.
-        """
-        pieces: list[_Bytes] = []
-        places: list[Any] = [None] * len(self.views)
-
-        def span(members: Sequence[int], start: int, end: int) -> None:
-            for i in members:
-                places[i] = (len(pieces), start, None)
-            pieces.append(_contents(writing, self.storage, start, end - start))
-
-        def copies(members: Sequence[int]) -> None:
-            made: dict[tuple[Any, ...], Any] = {}
-            for i in members:
-                key = self.views[i][3]
-                if key not in made:
-                    offset, shape, stride, itemsize = key
-                    view = torch.empty(0, dtype=_BY_SIZE[itemsize], device=self.storage.device)
-                    copy = view.set_(self.storage, offset, shape, stride).clone()
-                    made[key] = (len(pieces), 0, copy.stride())
-                    pieces.append(_contents(writing, copy.untyped_storage(), 0, copy.nbytes))
-                places[i] = made[key]
-
-        def dense(members: Sequence[int], start: int, end: int) -> bool:
-            return end - start <= max(SMALL, 2 * sum(self.views[i][2] for i in members))
-
-        order = sorted(range(len(self.views)), key=lambda i: self.views[i][:2])
-        end = max(view[1] for view in self.views)
-        if self.whole:
-            span(order, 0, self.storage.nbytes())
-        elif dense(order, start := self.views[order[0]][0], end):
-            span(order, start, end)
-        else:
-            for group, start, end in self._groups(order):
-                if dense(group, start, end):
-                    span(group, start, end)
-                else:
-                    copies(group)
-        return pieces, places, max(view[3][3] for view in self.views)
-
-    def _groups(self, order: Sequence[int]) -> list[tuple[list[int], int, int]]:
-        """Views that overlap, directly or over others, with the span of each such group."""
-        groups: list[tuple[list[int], int, int]] = []
-        for i in order:
-            start, end = self.views[i][:2]
-            if groups and start < groups[-1][2]:
-                members, first, last = groups[-1]
-                members.append(i)
-                groups[-1] = (members, first, max(last, end))
-            else:
-                groups.append(([i], start, end))
-        return groups
-
-
-def _extent(shape: tuple[int, ...], stride: tuple[int, ...]) -> int:
-    """How many items a view spans, from its first to its last."""
-    return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
-
-
 def _storages(table: Any) -> list[tuple[list[torch.UntypedStorage], list[Any]]]:
-    return [([_storage_over(piece, align) for piece in pieces], places) for pieces, places, align in table]
-
-
-def finish(writing: Writing) -> list[tuple[list[_Bytes], list[Any], int]]:
-    """Decides what to send of the storages that were left open; makes the table for `write_late`."""
-    return [late.decide(writing) for late in writing.late.values()]
-
-
-def _memory(storage: torch.UntypedStorage, start: int, nbytes: int) -> pickle.PickleBuffer:
-    """The bytes of a part of a storage, without a copy if it is on the CPU; they keep the storage alive."""
-    raw = torch.empty(0, dtype=torch.uint8, device=storage.device)
-    raw.set_(storage, start, (nbytes,), (1,))
-    array: Any = raw.cpu().numpy()
-    return pickle.PickleBuffer(array)
-
-
-def _contents(writing: Writing, storage: torch.UntypedStorage, start: int, nbytes: int) -> _Bytes:
-    if storage.device == _CPU and writing.fits(nbytes):
-        return ctypes.string_at(storage.data_ptr() + start, nbytes) if nbytes else b""
-    return _memory(storage, start, nbytes)
+    return [
+        ([_placed(_storage_over(piece, align), there) for piece in pieces], places)
+        for pieces, places, align, there in table
+    ]
 
 
 def _message() -> Writing:
@@ -178,9 +82,10 @@ def reduce_tensor(tensor: torch.Tensor, flags: int = 0) -> Reduced:
         flags |= _NEG
     name = _NAMES[dtype]
     nbytes = tensor.nbytes
-    if not nbytes:
-        return _make, (b"", name, shape, stride, None, flags)
     writing = now.writing or _message()
+    way = None if writing.leaving is None else writing.leaving.way_of(tensor)
+    if not nbytes:
+        return _made(way, (b"", name, shape, stride, None, flags))
     storage = tensor.untyped_storage()
     key = storage._cdata
     anchor = writing.anchors.get(key)
@@ -189,19 +94,25 @@ def reduce_tensor(tensor: torch.Tensor, flags: int = 0) -> Reduced:
     size = storage.nbytes()
     contiguous = tensor.is_contiguous()
     if not contiguous:  # it may view the same bytes several times
-        nbytes = min(nbytes, _extent(shape, stride) * dtype.itemsize)
+        nbytes = min(nbytes, extent(shape, stride) * dtype.itemsize)
     if (size <= SMALL or size <= 2 * nbytes) and key not in writing.late:
         writing.anchors[key] = tensor
-        contents = _contents(writing, storage, 0, size)
+        data = contents(writing, storage, 0, size, way)
         # No offset means that the tensor is its storage, which the reader can then make in one step.
         offset = None if size == nbytes and contiguous else tensor.storage_offset()
-        return _make, (contents, name, shape, stride, offset, flags)
+        return _made(way, (data, name, shape, stride, offset, flags))
     late = writing.late.get(key)
     if late is None:
-        late = writing.late[key] = _Late(len(writing.late), storage)
+        late = writing.late[key] = Late(len(writing.late), storage, way)
     start = int(tensor.storage_offset())
     number = late.add(start, shape, stride, dtype.itemsize, nbytes)
     return _make_late, (late.number, number, name, shape, stride, start, flags)
+
+
+def _made(way: Way | None, arguments: tuple[Any, ...]) -> Reduced:
+    if way is None or way[1] is None:
+        return _make, arguments
+    return _make_placed, (way[1], *arguments)
 
 
 def reduce_parameter(parameter: torch.nn.Parameter) -> Reduced:
@@ -257,7 +168,11 @@ def reduce_untyped_storage(storage: torch.UntypedStorage) -> Reduced:
         return _late_storage, (late.number,)
     if size:
         writing.anchors[key] = storage
-    return _storage_over, (_contents(writing, storage, 0, size),)
+    way = None if writing.leaving is None else writing.leaving.way_of(storage)
+    data = contents(writing, storage, 0, size, way)
+    if way is None or way[1] is None:
+        return _storage_over, (data,)
+    return _placed_storage, (data, way[1])
 
 
 def reduce_typed_storage(storage: torch.TypedStorage) -> Reduced:
@@ -278,8 +193,21 @@ def _storage_over(data: bytes | bytearray | memoryview, align: int = 8) -> torch
     return raw.untyped_storage()
 
 
+def _placed(storage: torch.UntypedStorage, there: str | None) -> torch.UntypedStorage:
+    """A storage on the device where it shall be."""
+    if there is None:
+        return storage
+    if now.reading is None:
+        raise RuntimeError(f"a tensor for {there} is read only by a Codec")
+    return now.reading.put(raw_bytes(storage, 0, storage.nbytes()), there).untyped_storage()
+
+
+def _placed_storage(data: bytes | bytearray | memoryview, there: str) -> torch.UntypedStorage:
+    return _placed(_storage_over(data), there)
+
+
 def _over(storage: torch.UntypedStorage, name: str, shape: Any, stride: Any, offset: int, flags: int) -> torch.Tensor:
-    tensor = torch.empty(0, dtype=_DTYPES[name], device=_CPU)
+    tensor = torch.empty(0, dtype=_DTYPES[name], device=storage.device)
     nbytes = storage.nbytes()
     # set_, not view or as_strided: a view of another tensor that requires grad could not be changed in place.
     tensor.set_(storage, offset, shape, stride)
@@ -307,6 +235,12 @@ def _make(data: Any, name: str, shape: Any, stride: Any, offset: int | None, fla
         _copy(tensor.data_ptr(), data, len(data))
         return _flagged(tensor, flags) if flags else tensor
     return _over(_storage_over(data, dtype.itemsize), name, shape, stride, offset or 0, flags)
+
+
+def _make_placed(
+    there: str, data: Any, name: str, shape: Any, stride: Any, offset: int | None, flags: int
+) -> torch.Tensor:
+    return _over(_placed(_storage_over(data, _DTYPES[name].itemsize), there), name, shape, stride, offset or 0, flags)
 
 
 def _make_recorded(mark: Any, make: Callable[..., torch.Tensor], arguments: tuple[Any, ...]) -> torch.Tensor:

@@ -644,22 +644,6 @@ def test_arguments_are_moved_to_the_modules_device_however_deep_they_are() -> No
     assert remote.forward_async(x, [{"deep": x}], packed=packed, plain=4).wait() == ["meta"] * 4 + ["4"]
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@inside
-def test_a_module_on_a_gpu_has_the_gradients_of_one_on_the_cpu() -> None:
-    remote, same = RemoteModule("worker1/cuda:0", Net), Net()
-    x, weight = batch(0)[0], torch.randn(4, requires_grad=True)
-    right = torch.autograd.grad(same(x * weight).sum(), [weight, *same.parameters()])
-    with autograd.context() as context_id:
-        out = remote(x * weight)
-        assert out.device.type == "cpu"
-        autograd.backward(context_id, [out.sum()])
-        here = autograd.get_gradients(context_id)[weight]
-        there = rpc.rpc_sync(OTHER, grads_of, args=(remote.remote_parameters(), context_id))
-    for mine, wanted in zip([here, *there], right, strict=True):
-        torch.testing.assert_close(mine, wanted, rtol=1e-3, atol=1e-4)
-
-
 @inside
 def test_a_scripted_module_runs_and_a_remote_one_cannot_be_scripted() -> None:
     x = torch.ones(2)

@@ -1,4 +1,4 @@
-"""Guests of a simulated elastic world, in any order of messages."""
+"""Guests of simulated worlds, elastic and of fixed size, in any order of messages."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ def twice(n: int) -> int:
     return 2 * n
 
 
-def resident(rank: int, told: list[str]) -> None:
-    rpc.init_rpc(f"w{rank}", rank=rank, rpc_backend_options=rpc.RpcBackendOptions(init_method="tcp://sim:1"))
+def resident(rank: int, told: list[str], size: int | None) -> None:
+    options = rpc.RpcBackendOptions(init_method="tcp://sim:1")
+    rpc.init_rpc(f"w{rank}", rank=rank, world_size=size, rpc_backend_options=options)
     World().watch(lambda worker, reason: told.append(worker.name))
     end = time.monotonic() + 30
     while time.monotonic() < end:
@@ -24,7 +25,7 @@ def resident(rank: int, told: list[str]) -> None:
             assert worker.name.startswith("w")
             assert rpc.rpc_sync(worker, twice, args=(2,)) == 4
         time.sleep(0.5)
-    if rank:
+    if rank or size:
         rpc.shutdown()
     else:
         time.sleep(5)
@@ -50,11 +51,11 @@ def dying_guest(wait: float) -> None:
     time.sleep(100)
 
 
-def visits(seed: int) -> None:
+def visits(seed: int, size: int | None) -> None:
     told: list[str] = []
     with SimCluster(seed) as cluster:
         for rank in range(3):
-            cluster.start(resident, rank, told, name=f"w{rank}")
+            cluster.start(resident, rank, told, size, name=f"w{rank}")
         guests = [cluster.start(guest, 0.3 + 0.1 * n, name=f"guest{n}") for n in range(2)]
         dying = cluster.start(dying_guest, 1.0, name="dying")
         cluster.at(8.0, dying.kill)
@@ -63,12 +64,13 @@ def visits(seed: int) -> None:
     assert told == [], seed
 
 
-def test_guests_come_and_go_and_die_without_anybody_noticing() -> None:
+@pytest.mark.parametrize("size", [None, 3])
+def test_guests_come_and_go_and_die_without_anybody_noticing(size: int | None) -> None:
     for seed in range(6):
-        visits(seed)
+        visits(seed, size)
 
 
 @pytest.mark.slow
 def test_guests_over_many_seeds() -> None:
     for seed in range(100, 140):
-        visits(seed)
+        visits(seed, 3 if seed % 2 else None)

@@ -22,7 +22,7 @@ from torch import nn
 import actorrpc as rpc
 from actorrpc.errors import DeserializationError
 from actorrpc.wire.codec import Codec
-from actorrpc.wire.tensors import SMALL
+from actorrpc.wire.spans import SMALL
 from tests.wire.strategies import Point, Slotted, Tagged, Thing, messages
 from tests.worlds import World, inside, run_processes
 
