@@ -35,6 +35,7 @@ from actorrpc.services.herald import Herald
 from actorrpc.services.leaks import Leaks
 from actorrpc.services.loop import Loop
 from actorrpc.services.names import Names
+from actorrpc.services.newcomers import Newcomers
 from actorrpc.services.objects import Objects
 from actorrpc.services.residents import IDS
 from actorrpc.services.roster import Hello, versions_here
@@ -83,6 +84,7 @@ class Session:
         self.objects = Objects(worker)
         Autograd(worker)
         self.member = Member(worker)
+        Newcomers(worker)
         Herald(worker)
         self.names = Names(worker)
         self.checkpoints = Checkpoints(worker)

@@ -59,11 +59,13 @@ def info_of(record: Record) -> WorkerInfo:
 
 
 def present(worker: Worker) -> list[Record]:
-    """Returns the workers of a world, by rank: all of them or, in an elastic world, those who have not left."""
+    """Returns the workers of a world, by rank: all of them or, in an elastic world, those who have not left. Guests are
+    not counted.
+    """
     elastic: Elastic | None = worker.services.get(Elastic)
     if elastic is not None:
         return elastic.present()
-    return [peer.record for _, peer in sorted(worker.peers.items())]
+    return [peer.record for _, peer in sorted(worker.peers.items()) if not peer.record.guest]
 
 
 def resolve(worker: Worker, to: To) -> int:

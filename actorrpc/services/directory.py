@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from actorrpc.runtime.message import Message
     from actorrpc.runtime.peers import Peer
     from actorrpc.runtime.worker import Worker
+    from actorrpc.services.elastic import Door
     from actorrpc.services.roster import Hello
 
 log = logging.getLogger("actorrpc")
@@ -44,6 +45,10 @@ class Directory:
         """Done when as many as were expected have been told that the world cannot come about."""
         self._worker = worker
         self.porch = Porch(worker, session, self._come)
+        self.guests: Door | None = None
+        """Lets guests in, once the world has come about."""
+        self._too_early: set[int] = set()
+        """The ways of guests who came before; they come again."""
         worker.services[Directory] = self
         Ending(worker)
         self._take(hello)
@@ -57,6 +62,13 @@ class Directory:
     # -- joining (control lane, but for the first worker, which is this one)
 
     def _come(self, hello: Hello, way: int) -> None:
+        if hello.record.guest:
+            if self.guests is not None:
+                self.guests.come(hello, way)
+            else:
+                self._too_early.add(way)
+                self.porch.answer(way, {"status": f"the world has not begun yet: {self.roster.status()}"})
+            return
         reason = self._take(hello)
         if reason is None and not self.roster.complete:
             self.porch.answer(way, {"status": self.roster.status()})
@@ -73,7 +85,8 @@ class Directory:
     def _announce(self) -> None:
         verdict = self._verdict()
         for way in list(self.porch.ways):
-            self.porch.answer(way, verdict)
+            if way not in self._too_early:
+                self.porch.answer(way, verdict)
         if self.roster.refusal is None:
             self._worker.services[Placement] = placement(self._worker.record.name, self.roster.devices())
             self._worker.members.admit(self.roster.records)
@@ -162,6 +175,7 @@ class Member:
             if not self.over.done:
                 worker.complete(self.over)
         elif verb == "stop":
+            worker.ending = True  # a guest hears nothing before
             self._end()
         elif verb == "bye":
             worker.members.lose(message.caller, rest[0], Standing.LEFT)

@@ -18,6 +18,7 @@ from actorrpc.runtime.peers import Standing
 from actorrpc.services.devices import Placement, placement
 from actorrpc.services.directory import Member
 from actorrpc.services.ids import DIRECTORY, ELASTIC
+from actorrpc.services.newcomers import Newcomers, members, tell
 from actorrpc.services.objects import Objects
 from actorrpc.services.porch import Porch
 from actorrpc.services.residents import IDS, Objection, Residents
@@ -26,7 +27,7 @@ from actorrpc.services.roster import differences
 from actorrpc.wire.envelope import Flag
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from actorrpc.runtime.message import Message
     from actorrpc.runtime.peers import Peer, Record
@@ -54,8 +55,8 @@ def hint_of(worker: Worker, session: str, world_size: int) -> bytes:
     return json.dumps(told).encode()
 
 
-class Elastic:
-    """A worker's part in an elastic world.
+class Elastic(Newcomers):
+    """A worker's part in an elastic world, or a guest's in any.
 
     Arguments:
         worker: whose.
@@ -68,7 +69,8 @@ class Elastic:
     """
 
     def __init__(self, worker: Worker, session: str, store: HintStore) -> None:
-        self._worker, self._session, self._store = worker, session, store
+        super().__init__(worker)
+        self._session, self._store = session, store
         self.door: Door | None = None
         self.orphaned: Peer | None = None
         self._porch: Porch | None = None
@@ -77,7 +79,6 @@ class Elastic:
         self._devices: dict[str, Devices] = {}
         worker.services[Elastic] = self
         worker.services[Member].outlives_rank_0 = True
-        worker.cells[ELASTIC] = ServiceCell(worker, Lane.CONTROL, self._handle)
         worker.members.watchers.append(self._gone)
 
     def learn(self, devices: Mapping[str, Devices]) -> None:
@@ -91,27 +92,7 @@ class Elastic:
         return sorted((p.record for p in peers if not p.record.guest), key=lambda record: record.rank)
 
     def _others(self) -> list[int]:
-        return [n for n in _members(self._worker) if n != self._worker.id]
-
-    # -- messages
-
-    def _handle(self, message: Message) -> None:
-        verb, *rest = message.load()
-        worker = self._worker
-        if verb == "news":
-            number, records, devices = rest
-            worker.members.admit(records)
-            self.learn(devices)
-            _tell(worker, message.caller, DIRECTORY, ("noted", number))
-        elif verb == "leaving":
-            self.note_leaving(worker.peers[message.caller])
-            message.reply(None)  # after all that was sent to it before
-
-    @staticmethod
-    def note_leaving(peer: Peer) -> None:
-        """Begins no calls to a peer any more."""
-        with peer.lock:
-            peer.leaving, peer.reason = True, "it has called shutdown"
+        return [n for n in members(self._worker) if n != self._worker.id]
 
     # -- leaving
 
@@ -177,7 +158,8 @@ class Elastic:
             level = logging.WARNING if peer.standing is Standing.LOST and not self._leaving else logging.INFO
             log.log(level, "%s: %s", worker.record.name, self._orphan_text())
             self._porch = Porch(worker, self._session, self._turn_away)
-        speaks = self.orphaned is not None and worker.id < min(self._others(), default=IDS)
+        speaks = self.orphaned is not None and not worker.record.guest
+        speaks = speaks and worker.id < min(self._others(), default=IDS)
         if speaks and not (self._speaks or self._leaving):
             self._speaks = True
             worker.clock.start(self._publish, f"{worker.record.name}-hint")
@@ -211,14 +193,14 @@ class Door:
 
     Arguments:
         worker: rank 0.
-        elastic: its part in the world.
-        hello: its own.
-        session: of the world.
+        part: its part in the world.
+        hellos: of those who are there: its own first.
+        porch: where newcomers are answered, whose owner hands them on (`come`).
     """
 
-    def __init__(self, worker: Worker, elastic: Elastic, hello: Hello, session: str) -> None:
-        self._worker, self._elastic, self._hello = worker, elastic, hello
-        self._residents = Residents(hello)
+    def __init__(self, worker: Worker, part: Newcomers, hellos: Sequence[Hello], porch: Porch) -> None:
+        self._worker, self._part, self._hello, self._porch = worker, part, hellos[0], porch
+        self._residents = Residents(*hellos)
         self._opened = worker.clock.now()
         self._shut = False
         self._waiting: list[Hello] = []
@@ -229,11 +211,9 @@ class Door:
         """Those who have not taken note yet."""
         self._in_the_way: dict[int, float] = {}
         """By the incarnation of who comes: since when somebody else has its name or rank."""
-        elastic.door = self
-        elastic.learn(self._residents.devices())
+        part.learn(self._residents.devices())
         worker.cells[DIRECTORY] = ServiceCell(worker, Lane.CONTROL, self._handle)
         worker.members.watchers.append(self._gone)
-        self._porch = Porch(worker, session, self._come)
 
     def shut(self, deadline: float | None, at_once: bool = False) -> None:
         """Lets nobody in any more, once the door was open for long enough; waits for those who are being let in.
@@ -252,7 +232,8 @@ class Door:
 
     # -- control lane
 
-    def _come(self, hello: Hello, way: int) -> None:
+    def come(self, hello: Hello, way: int) -> None:
+        """Takes in what somebody who comes says of itself; see `Porch`."""
         incarnation = hello.record.incarnation
         known = self._residents.known(incarnation)
         if hello.withdrawn:
@@ -276,7 +257,7 @@ class Door:
             self._porch.answer_last(way, self._verdict(known.id))
 
     def _objection(self, hello: Hello) -> Objection | None:
-        if self._shut:
+        if self._shut or self._worker.ending:
             return Objection(f"{self._worker} is about to leave this world, so that nobody can join it any more")
         return self._residents.objection(hello)
 
@@ -312,16 +293,16 @@ class Door:
     def _begin_round(self) -> None:
         if self._batch or not self._waiting:
             return
-        worker, present = self._worker, _members(self._worker)
+        worker, present = self._worker, members(self._worker)
         self._batch, self._waiting = self._waiting, []
         records = [hello.record for hello in self._batch]
         devices = {hello.record.name: hello.devices for hello in self._batch}
         worker.members.admit(records)
-        self._elastic.learn(devices)
+        self._part.learn(devices)
         self._round += 1
         self._awaited = set()
         for number in present:
-            if number != worker.id and _tell(worker, number, ELASTIC, ("news", self._round, records, devices)):
+            if number != worker.id and tell(worker, number, ELASTIC, ("news", self._round, records, devices)):
                 self._awaited.add(number)
         for record in records:  # so that their deaths are noticed
             try:
@@ -339,7 +320,7 @@ class Door:
         self._begin_round()
 
     def _verdict(self, number: int) -> dict[str, Any]:
-        peers = [self._worker.peers[n] for n in _members(self._worker)]
+        peers = [self._worker.peers[n] for n in members(self._worker)]
         devices = {n: d.to_json() for n, d in self._residents.devices().items() if d.maps or d.listed}
         return {
             "id": number,
@@ -368,17 +349,3 @@ class Door:
         else:
             self._awaited.clear()
             self._begin_round()
-
-
-def _members(worker: Worker) -> list[int]:
-    return [n for n, peer in list(worker.peers.items()) if peer.standing is Standing.MEMBER]
-
-
-def _tell(worker: Worker, to: int, target: tuple[int, int], body: object) -> bool:
-    """Tells somebody something, if they are still there, and this worker is; returns whether it left."""
-    try:
-        worker.tell(to, target, body, control=True)
-    except ActorRPCError as e:
-        log.debug("%s: %s", worker.record.name, e)
-        return False
-    return True

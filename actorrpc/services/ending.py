@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING
 
-from actorrpc.errors import ActorRPCError
 from actorrpc.runtime.cells import ServiceCell
 from actorrpc.runtime.lanes import Lane
-from actorrpc.runtime.peers import Standing
 from actorrpc.services.ids import ENDING, MEMBER
+from actorrpc.services.newcomers import members, tell
 
 if TYPE_CHECKING:
     from actorrpc.runtime.message import Message
     from actorrpc.runtime.peers import Peer
     from actorrpc.runtime.worker import Worker
-
-log = logging.getLogger("actorrpc")
 
 
 class Ending:
@@ -64,10 +60,11 @@ class Ending:
 
     def stop_all(self) -> None:
         """Ends the world at once, on every member."""
-        self._tell_all(("stop",))
+        self._tell_all(("stop",), members(self._worker))
 
     def _members(self) -> list[int]:
-        return [n for n, peer in self._worker.peers.items() if peer.standing is Standing.MEMBER]
+        """Those whose work the world lasts for; guests are not asked."""
+        return [n for n in members(self._worker) if not self._worker.peers[n].record.guest]
 
     def _check(self) -> None:
         if self._round == 0 and self._done >= set(self._members()):
@@ -87,7 +84,7 @@ class Ending:
         come = {(a, b): heard for b, count in counts.items() for a, (_, heard) in count.items() if a in counts}
         settled = not self._busy and all(come.get(pair, 0) == told for pair, told in sent.items())
         if settled and sent == self._last:
-            self._tell_all(("stop",))
+            self.stop_all()
             return
         self._last = sent if settled else None
         if settled:
@@ -95,12 +92,9 @@ class Ending:
         else:
             self._worker.keeper.after(0.02, self._ask)
 
-    def _tell_all(self, body: object) -> None:
-        for member in self._members():
-            try:
-                self._worker.tell(member, MEMBER, body, control=True)
-            except ActorRPCError as e:
-                log.debug("%s: %s", self._worker.record.name, e)
+    def _tell_all(self, body: object, to: list[int] | None = None) -> None:
+        for member in self._members() if to is None else to:
+            tell(self._worker, member, MEMBER, body)
 
     def _gone(self, peer: Peer) -> None:
         if self._round:

@@ -16,9 +16,11 @@ from actorrpc.errors import ActorRPCError, DeviceMapError, RendezvousError
 from actorrpc.runtime.completion import Completion
 from actorrpc.runtime.peers import Record
 from actorrpc.services.devices import Devices, Placement, placement
-from actorrpc.services.directory import Directory
+from actorrpc.services.directory import Directory, Member
 from actorrpc.services.elastic import Door, Elastic, hint_of
 from actorrpc.services.ending import Ending
+from actorrpc.services.newcomers import Newcomers
+from actorrpc.services.porch import Porch
 from actorrpc.services.roster import ELASTIC, mixture
 
 if TYPE_CHECKING:
@@ -68,6 +70,8 @@ def found(worker: Worker, store: HintStore, hello: Hello, deadline: float) -> No
     if roster.refusal is not None:
         kind = DeviceMapError if roster.about_devices else RendezvousError
         raise kind(f"{worker} could not start a world of {hello.world_size}: {roster.refusal}")
+    hellos = [roster.hellos[rank] for rank in sorted(roster.hellos)]
+    directory.guests = Door(worker, worker.services[Newcomers], hellos, directory.porch)
     _watch(worker, list(worker.peers))
 
 
@@ -78,7 +82,8 @@ def _begin(worker: Worker, store: HintStore, hello: Hello, session: str, deadlin
         _Joining(worker, store, hello).refuse_if_alive(left)
     elastic = Elastic(worker, session, store)
     worker.members.admit([worker.record])
-    Door(worker, elastic, hello, session)
+    porch = Porch(worker, session, lambda hello, way: door.come(hello, way))
+    elastic.door = door = Door(worker, elastic, [hello], porch)
     Ending(worker)
     store.publish(hint_of(worker, session, ELASTIC), deadline)
 
@@ -150,15 +155,11 @@ class _Joining:
             if latest is not None and latest != hint:
                 hint = latest
                 self._dial(hint)
-            if self._guest and self._size != ELASTIC:
-                raise RendezvousError(
-                    f"{worker} cannot attach to the world at {self._where}: it was begun with {self._size} workers, "
-                    f"and has no room for others; only worlds without a size (world_size=None) have"
-                )
             if hint is not None and self._session:
                 self._greet()
             worker.wait(self._verdict, min(deadline, now() + _GREET_SECONDS), lead=False)
-            if self._elastic and self._size != ELASTIC and max(self._heard, self._dialled) < now() - _SILENCE_SECONDS:
+            mixed = self._elastic and not self._guest and self._size != ELASTIC
+            if mixed and max(self._heard, self._dialled) < now() - _SILENCE_SECONDS:
                 raise RendezvousError(
                     mixture(
                         f"{worker} was given no world_size; the world at this address was begun with {self._size} "
@@ -194,6 +195,7 @@ class _Joining:
     def _move_in(self, records: list[Record], devices: dict[str, Devices]) -> None:
         worker, leaving = self._worker, set(self._answer["leaving"])
         Elastic(worker, self._session, self._store).learn(devices)
+        worker.services[Member].outlives_rank_0 = self._size == ELASTIC
         worker.members.admit(records, int(self._answer["id"]))
         for number in leaving:
             Elastic.note_leaving(worker.peers[number])

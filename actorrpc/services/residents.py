@@ -38,14 +38,14 @@ class Residents:
     """The workers of an elastic world, and those that were let in and are not known to all yet.
 
     Arguments:
-        first: rank 0, which is in from the beginning.
+        first, others: rank 0, and who else is in from the beginning.
     """
 
-    def __init__(self, first: Hello) -> None:
+    def __init__(self, first: Hello, *others: Hello) -> None:
         self._first = first
-        self.hellos: dict[int, Hello] = {first.record.id: first}
+        self.hellos: dict[int, Hello] = {hello.record.id: hello for hello in (first, *others)}
         """By id; the record in each has that id."""
-        self._used = {first.record.id}
+        self._used = set(self.hellos)
         self._next = _AGAIN
 
     def known(self, incarnation: int) -> Record | None:
