@@ -80,7 +80,7 @@ def visits(seed: int, size: int | None = None) -> None:
 
 @pytest.mark.parametrize("size", [None, 3])
 def test_guests_come_and_go_and_die_without_anybody_noticing(size: int | None) -> None:
-    for seed in range(6):
+    for seed in range(3):
         visits(seed, size)
 
 
