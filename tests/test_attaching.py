@@ -163,6 +163,10 @@ def attach_and_hold(method: str) -> None:
     _held.append(rpc.attach(method))
 
 
+def leave_a_call() -> None:
+    rpc.rpc_async("w1", time.sleep, args=(0.5,))
+
+
 def see_the_end() -> tuple[bool, float]:
     """Waits for the end of the world; returns whether it was told, and how long leaving took."""
     member = session.current().member
@@ -178,7 +182,7 @@ def test_a_world_of_fixed_size_does_not_wait_for_its_guest_to_end(trio: World, m
     trio.on(2, attach_and_hold, method)
     if busy:  # it has calls under way, and has made some before
         trio.on(2, lambda: [rpc.rpc_sync(w, add, args=(1, 2)) for w in ("w0", "w1")])
-        trio.on(2, lambda: rpc.rpc_async("w1", time.sleep, args=(0.5,)) and None)
+        trio.on(2, leave_a_call)
     for rank in (0, 1):
         trio.start(rank, rpc.shutdown, True, 20.0)
     trio.result(0)

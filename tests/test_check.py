@@ -24,7 +24,7 @@ from actorrpc.commands.findings import Finding, local_findings
 from actorrpc.commands.meeting import meet
 from tests.hosts import Hosts, needs_hosts
 from tests.joining import free_port
-from tests.worlds import World
+from tests.worlds import World, until
 
 LOOPBACK = "127.0.0.1"
 
@@ -273,6 +273,12 @@ def test_another_world_size_is_refused() -> None:
     assert "rank 0 was given --world-size 2, and this worker 3" in found.text
 
 
+def connected(port: int) -> socket.socket | None:
+    with contextlib.suppress(OSError):
+        return socket.create_connection((LOOPBACK, port), 1.0)
+    return None
+
+
 def test_strangers_at_the_port_are_no_trouble() -> None:
     port = free_port()
     results: list[list[Finding]] = []
@@ -280,11 +286,7 @@ def test_strangers_at_the_port_are_no_trouble() -> None:
     host.start()
     idle: list[socket.socket] = []
     for data in (b"GET / HTTP/1.0\r\n\r\n", b"[1]\n", b'{"mark": 1}\n', b"\x00\xff\n", b'{"rank": "x"}\n', b""):
-        for _ in range(200):
-            with contextlib.suppress(OSError):
-                sock = socket.create_connection((LOOPBACK, port), 1.0)
-                break
-            time.sleep(0.02)
+        sock = until(lambda: connected(port))
         sock.sendall(data)
         idle.append(sock)
     found = meet(LOOPBACK, port, 1, 2, None, 15.0)
@@ -295,9 +297,15 @@ def test_strangers_at_the_port_are_no_trouble() -> None:
     assert all(finding.ok for finding in found)
 
 
-def test_something_else_at_the_port_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_something_else_at_the_port_is_told() -> None:
+    def say() -> None:
+        sock, _ = other.accept()
+        with sock:
+            sock.sendall(b"hello\n")
+            sock.recv(1 << 16)
+
     with socket.create_server((LOOPBACK, 0)) as other:
-        answer = threading.Thread(target=lambda: other.accept()[0].sendall(b"hello\n"))
+        answer = threading.Thread(target=say)
         answer.start()
         (found,) = meet(LOOPBACK, other.getsockname()[1], 1, 2, None, 5.0)
         answer.join(10)

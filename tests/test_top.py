@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import io
 import itertools
@@ -22,7 +23,7 @@ from typing import Any
 import pytest
 
 import actorrpc as rpc
-from actorrpc.commands import main, worlds
+from actorrpc.commands import check, exporter, main, top, watching, worlds
 from actorrpc.commands.exporter import buckets_of, place_of
 from actorrpc.commands.failing import CommandError
 from actorrpc.commands.watching import SORTS, Snapshot, Watcher, lines_of
@@ -102,6 +103,27 @@ def test_workers_are_sorted_as_asked(sort: str) -> None:
     assert order == [f"observer:{n}" for n in (reversed(range(4)) if back else range(4))]
 
 
+def test_the_page_on_watching_has_every_column_and_figure_and_metric() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "watching.md").read_text()
+    columns = {column.title for column in watching._COLUMNS} - {"worker", "host", "pid", "up"}
+    table = page[page.index("| column |") : page.index("Below are")]
+    assert all(re.search(rf"^\| .*{title}", table, re.MULTILINE) for title in columns)
+    told = set(crowd(1).as_json("x")["workers"][0]) - {"seconds"}
+    assert [name for name in told if f"`{name}`" not in page] == []
+    metrics = [f"`{name}_total`" for name, _, _ in exporter._COUNTERS] + [
+        f"`{name}`" for name, _, _ in exporter._GAUGES
+    ]
+    assert [name for name in metrics if name not in page] == []
+    lines = re.findall(r"^actorrpc ((?:top|check)[^#|\n]*)", page, re.MULTILINE)
+    parser = argparse.ArgumentParser()
+    commands = parser.add_subparsers()
+    for command in (top, check):
+        command.declare(commands)
+    assert len(lines) >= 6
+    for line in lines:
+        parser.parse_args(line.split())
+
+
 # -- which world
 
 
@@ -149,8 +171,8 @@ def test_a_world_that_was_launched_here_is_found_and_of_several_one_is_to_be_nam
         monkeypatch.setenv("MASTER_PORT", "29500")
         assert worlds.find(None) == "env://"
     finally:
-        for folder in (one, two, other):
-            folder.close()
+        for held_folder in (one, two, other):
+            held_folder.close()
     assert not set(mine) & set(held())
 
 

@@ -135,23 +135,16 @@ def _visit(
     host: str, port: int, rank: int, size: int, token: str | None, door: socket.socket, seconds: float
 ) -> list[Finding]:
     where = f"{host}:{port}"
-    end, problem = time.monotonic() + seconds, "nothing"
-    while True:
-        try:
-            line = _Line(socket.create_connection((host.strip("[]"), port), max(0.1, min(5.0, end - time.monotonic()))))
-            break
-        except OSError as e:
-            problem = e.strerror or str(e)
-        if time.monotonic() >= end:
-            return [
-                Finding(
-                    "rank 0",
-                    False,
-                    f"it did not come: nobody answers at {where} within {seconds:g} s ({problem})",
-                    "start the check as --rank 0 there; if it is, look for a firewall between the hosts",
-                )
-            ]
-        time.sleep(_PAUSE_SECONDS)
+    line, problem = _reached_host(host, port, seconds)
+    if line is None:
+        return [
+            Finding(
+                "rank 0",
+                False,
+                f"it did not come: nobody answers at {where} within {seconds:g} s ({problem})",
+                "start the check as --rank 0 there; if it is, look for a firewall between the hosts",
+            )
+        ]
     try:
         line.send(_self(rank, size, door))
         while True:
@@ -179,6 +172,18 @@ def _visit(
         ]
     finally:
         line.close()
+
+
+def _reached_host(host: str, port: int, seconds: float) -> tuple[_Line | None, str]:
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            left = max(0.1, min(5.0, end - time.monotonic()))
+            return _Line(socket.create_connection((host.strip("[]"), port), left)), ""
+        except OSError as e:
+            if time.monotonic() >= end:
+                return None, e.strerror or str(e)
+        time.sleep(_PAUSE_SECONDS)
 
 
 # -- rank 0

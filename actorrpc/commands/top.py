@@ -12,6 +12,8 @@ from actorrpc.commands.failing import CommandError
 from actorrpc.commands.worlds import ADDRESSES, add_arguments, enter, find
 
 if TYPE_CHECKING:
+    from rich.text import Text
+
     from actorrpc.attaching import Attached
     from actorrpc.commands.declaring import Commands
     from actorrpc.commands.watching import Line, Watcher
@@ -138,7 +140,7 @@ def _live(world: Attached, options: argparse.Namespace) -> int:
     return say_end(options.address, end)
 
 
-def drawn(lines: list[Line]) -> object:
+def drawn(lines: list[Line]) -> Text:
     """Returns lines as rich shows them."""
     from rich.text import Text
 
