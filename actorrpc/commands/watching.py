@@ -209,7 +209,7 @@ def _actors(workers: list[WorkerFigures], width: int) -> list[Line]:
         return []
     loads.sort(key=lambda one: (-one[0].depth, -one[0].running))
     texts = [(load.name, name, str(load.depth), str(load.running)) for load, name in loads]
-    heads = ("busiest actors", "worker", "waiting", "running")
+    heads = ("busiest actors", "worker", "waiting", "in progress")
     sizes = [max(len(heads[i]), *(len(row[i]) for row in texts)) for i in range(4)]
     sizes[0] = max(len(heads[0]), min(sizes[0], width - sum(sizes[1:]) - 3 * len(_GAP)))
 
