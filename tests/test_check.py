@@ -252,7 +252,7 @@ def test_a_rank_that_is_taken_is_refused_and_keeps_nobody_else_out() -> None:
     port = free_port()
     results: list[list[Finding]] = []
     threads = [
-        threading.Thread(target=lambda rank=rank: results.append(meet(LOOPBACK, port, rank, 3, None, 6.0)))
+        threading.Thread(target=lambda rank=rank: results.append(meet(LOOPBACK, port, rank, 3, None, 3.0)))
         for rank in (0, 1, 1)
     ]
     for thread in threads:

@@ -154,6 +154,21 @@ def test_lost_workers_are_named_until_they_come_again() -> None:
     assert all(w.lost == {"w2": "it was killed"} for w in found.workers)
 
 
+def test_who_answers_is_not_lost_whatever_others_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures, "_lost", lambda worker: {"w1": "it was here before", "w9": "it was killed"})
+    assert in_a_world(looked).lost == {"w9": "it was killed"}
+
+
+def test_a_guest_that_died_is_no_loss() -> None:
+    def program() -> dict[str, str]:
+        worker = current().worker
+        worker.peers[1].record = replace(worker.peers[1].record, guest=True)
+        worker.members.lose(1, "it was killed")
+        return looked().lost
+
+    assert in_a_world(program) == {}
+
+
 def test_a_guest_is_not_among_the_workers() -> None:
     def program() -> list[str]:
         worker = current().worker

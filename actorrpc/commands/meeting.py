@@ -219,6 +219,7 @@ class _Host:
         self._guests: dict[int, _Guest] = {0: own}
         self._lock = threading.Lock()
         self._all_there = threading.Event()
+        self._over = False
 
     def run(self) -> list[Finding]:
         try:
@@ -239,8 +240,10 @@ class _Host:
                 threads.append(threading.Thread(target=self._take, args=(sock,), daemon=True))
                 threads[-1].start()
             for thread in threads:
-                thread.join(2 * _ANSWER_SECONDS)
+                if not self._all_there.is_set():  # else those that are left are strangers
+                    thread.join(2 * _ANSWER_SECONDS)
         with self._lock:
+            self._over = True
             guests = [self._guests[rank] for rank in sorted(self._guests)]
         try:
             places = {str(guest.told["rank"]): guest.told["listens"] for guest in guests}
@@ -269,14 +272,14 @@ class _Host:
             line.close()
             return
         with self._lock:
-            came_twice = guest.told["rank"] in self._guests
-            if not came_twice:
+            came_twice, late = guest.told["rank"] in self._guests, self._over
+            if not (came_twice or late):
                 self._guests[guest.told["rank"]] = guest
             if len(self._guests) == self._size:
                 self._all_there.set()
-        if came_twice:
+        if came_twice or late:
             with contextlib.suppress(OSError):
-                line.send({"refused": self._twice(guest.told["rank"])})
+                line.send({"refused": self._twice(guest.told["rank"]) if came_twice else "it came too late"})
             line.close()
 
     def _objection(self, guest: _Guest) -> str:
@@ -289,8 +292,7 @@ class _Host:
             return f"rank 0 was given --world-size {self._size}, and this worker {told['size']}"
         if not 0 < int(told["rank"]) < self._size:
             return f"there is no rank {told['rank']} in a world of {self._size}, or it is rank 0's"
-        with self._lock:
-            return self._twice(told["rank"]) if told["rank"] in self._guests else ""
+        return ""
 
     def _twice(self, rank: int) -> str:
         other = self._guests[rank].told

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
     from actorrpc.attaching import Attached
 
+JOIN_SECONDS = 10.0
+"""What joining may take, and leaving."""
 ADDRESSES = """where is the world?
   HOST:PORT is where its workers meet: MASTER_ADDR and MASTER_PORT of the job, or the init_method of its options
   (tcp://HOST:PORT or file:///PATH). A world that was launched on this host need not be named.
@@ -85,13 +87,12 @@ def find(address: str | None) -> str:
     raise CommandError("no world was launched on this host by this user; name one by its HOST:PORT")
 
 
-def enter(options: argparse.Namespace, name: str, timeout: float = 10.0) -> Attached:
+def enter(options: argparse.Namespace, name: str) -> Attached:
     """Attaches to the world that is meant.
 
     Arguments:
         options: of the command line, with those of `add_arguments`.
         name: what the guest is called, about.
-        timeout: seconds that joining may take, and leaving.
 
     Raises:
         CommandError: that cannot be.
@@ -103,7 +104,7 @@ def enter(options: argparse.Namespace, name: str, timeout: float = 10.0) -> Atta
     method, token = find(options.address), token_of(options)
     guest = f"{name}-{os.getpid()}-{os.urandom(2).hex()}"
     try:
-        return attach(method, token, name=guest, timeout=timeout)
+        return attach(method, token, name=guest, timeout=JOIN_SECONDS)
     except (ActorRPCError, ValueError, OSError) as e:
         raise CommandError(f"the world at {method} cannot be reached: {one_line(e)}") from None
 
