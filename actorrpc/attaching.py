@@ -25,13 +25,14 @@ class Attached(World):
         self._timeout = timeout
 
     def close(self) -> None:
-        """Leaves the world: as `shutdown` does, when its own calls are answered. Does nothing where it has left.
+        """Leaves the world: as `shutdown` does, when its own calls are answered. Does nothing where it has left; does
+        not wait where the world has ended.
 
         Raises:
             RendezvousError: that took longer than the timeout of `attach`; it has left all the same.
         """
         if self._session.worker.open:
-            shutdown(timeout=self._timeout)
+            shutdown(graceful=not self._session.member.ended.done, timeout=self._timeout)
 
     def __enter__(self) -> Self:
         return self
@@ -49,8 +50,8 @@ def attach(
     """Joins a world that runs, of fixed size or not, as a guest: `with attach("tcp://host:29500") as world:`.
 
     A guest calls and looks as any worker does (`rpc_sync`, `get_actor`, `world.observer`, `debug.dump`), and can be
-    called back. It is not counted: `world.workers`, roles and groups do not have it, and those who watch for losses are
-    not told when it goes.
+    called back. It is not counted: `world.workers`, roles and groups do not have it, those who watch for losses are not
+    told when it goes, and a world that ends does not wait for it.
 
     Arguments:
         address: where the workers of that world meet: their `init_method`.
@@ -62,7 +63,7 @@ def attach(
 
     Raises:
         RendezvousError: there is no world at the address, or none that answers; one of fixed size is not complete in
-            that time; or its rank 0, which lets others in, is gone.
+            that time; it is about to end; or its rank 0, which lets others in, is gone.
         AuthenticationError: its token is another one.
         RuntimeError: this process is in a world already.
         ValueError, TypeError: an argument is not valid.

@@ -31,6 +31,7 @@ from actorrpc.services.deadlocks import Deadlocks
 from actorrpc.services.descriptors import check_descriptors
 from actorrpc.services.directory import Member
 from actorrpc.services.elastic import Elastic
+from actorrpc.services.figures import Figures
 from actorrpc.services.herald import Herald
 from actorrpc.services.leaks import Leaks
 from actorrpc.services.loop import Loop
@@ -87,6 +88,7 @@ class Session:
         self.names = Names(worker)
         self.checkpoints = Checkpoints(worker)
         self.deadlocks = Deadlocks(worker)
+        Figures(worker)
         self.launched = False
         """Whether `launch` looks after its end."""
         self._shield = InterruptShield()

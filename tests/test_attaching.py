@@ -139,12 +139,12 @@ def test_a_guest_with_another_token_is_told_so(trio: World, method: str, token: 
     assert "token" in text
 
 
-def begin_fixed(trio: World, method: str, **more: Any) -> None:
+def begin_fixed(world: World, method: str) -> None:
     for rank in (0, 1):
-        trio.start(rank, come, rank, method, 2, **more)
+        world.start(rank, come, rank, method, 2)
     for rank in (0, 1):
-        trio.result(rank)
-    trio.on(0, make_counter)
+        world.result(rank)
+    world.on(0, make_counter)
 
 
 def test_a_world_of_fixed_size_takes_guests_who_are_not_counted(trio: World, method: str) -> None:
@@ -182,6 +182,73 @@ def test_a_guest_of_a_world_that_is_not_complete_waits_and_says_for_whom(trio: W
     trio.on(1, come, 1, method, 2)  # nor was it kept from coming about
     trio.result(0)
     assert trio.on(1, names) == ["w0", "w1"]
+
+
+_held: list[rpc.attaching.Attached] = []
+
+
+def attach_and_hold(method: str) -> None:
+    _held.append(rpc.attach(method))
+
+
+def leave_a_call() -> None:
+    rpc.rpc_async("w1", time.sleep, args=(0.5,))
+
+
+def see_the_end() -> tuple[bool, float]:
+    """Waits for the end of the world; returns whether it was told, and how long leaving took."""
+    member = session.current().member
+    until(lambda: member.ended.done, what="the guest was not told of the end")
+    began = time.monotonic()
+    _held.pop().close()
+    return member.orphaned is None, time.monotonic() - began
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_world_of_fixed_size_does_not_wait_for_its_guest_to_end(trio: World, method: str, busy: bool) -> None:
+    begin_fixed(trio, method)
+    trio.on(2, attach_and_hold, method)
+    if busy:  # it has calls under way, and has made some before
+        trio.on(2, lambda: [rpc.rpc_sync(w, add, args=(1, 2)) for w in ("w0", "w1")])
+        trio.on(2, leave_a_call)
+    for rank in (0, 1):
+        trio.start(rank, rpc.shutdown, True, 20.0)
+    trio.result(0)
+    trio.result(1)
+    in_order, seconds = trio.on(2, see_the_end)
+    assert in_order
+    assert seconds < 5
+    assert not trio.on(2, session.is_available)
+
+
+def test_a_guest_that_dies_keeps_no_world_of_fixed_size_from_its_end() -> None:
+    with World(3, join=False, timeout=60) as world:
+        method = f"file://{world.folder}/guests"
+        begin_fixed(world, method)
+        world.on(2, attach_and_hold, method)
+        world.kill(2, signal.SIGKILL)
+        for rank in (0, 1):
+            world.start(rank, rpc.shutdown, True, 20.0)
+        world.result(0)
+        world.result(1)
+
+
+def orphaned_within(seconds: float) -> str:
+    member = session.current().member
+    until(lambda: member.ended.done, seconds)
+    assert member.orphaned is not None
+    _held.pop().close()
+    return member.orphaned.reason
+
+
+def test_a_guest_hears_of_the_death_of_a_fixed_worlds_rank_0() -> None:
+    with World(3, join=False, timeout=60, strict=False) as world:
+        method = f"file://{world.folder}/guests"
+        begin_fixed(world, method)
+        world.on(2, attach_and_hold, method)
+        world.kill(0, signal.SIGKILL)
+        assert "its process" in world.on(2, orphaned_within, 10.0)
+        world.on(1, rpc.shutdown, False)
 
 
 def test_where_there_is_no_world_the_guest_is_told_in_time(trio: World, method: str) -> None:

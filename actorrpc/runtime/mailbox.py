@@ -97,6 +97,11 @@ class Mailbox(Generic[M]):
         """Whether a message is in progress or queued."""
         return bool(self._tops or self._queue)
 
+    @property
+    def in_progress(self) -> int:
+        """How many places are taken."""
+        return len(self._tops)
+
     def view(self) -> View:
         """Returns how it stands now."""
         with self._door:

@@ -131,6 +131,13 @@ RUNNING: Final = 1
 RETURNED: Final = 2
 
 
+class Meter(Protocol):
+    """Measures how long requests take here."""
+
+    def answered(self, message: Message) -> None:
+        """Takes a request that has just been answered, on whatever thread."""
+
+
 class Kept(Protocol):
     """The place of a result that stays with the callee."""
 
@@ -159,10 +166,11 @@ class Message:
         cell: what handles it.
         kept: the place of a result that stays here (`Flag.KEEP`).
         mailbox, turn: its place in an actor's mailbox while it runs.
+        came: when it reached this worker; 0 where nobody measures (`Worker.meter`).
     """
 
     __slots__ = (
-        "answered", "call", "caller", "cancelled", "cell", "chain", "context", "creator", "deadline", "flags",
+        "answered", "call", "caller", "came", "cancelled", "cell", "chain", "context", "creator", "deadline", "flags",
         "frames", "kept", "local", "mailbox", "number", "on_cancel", "stage", "turn", "wants_answer", "worker",
     )  # fmt: skip
 
@@ -197,6 +205,7 @@ class Message:
         self.wants_answer = kind == Kind.REQUEST
         self.answered = self.cancelled = False
         self.stage = QUEUED
+        self.came = 0.0
         self.on_cancel: Callable[[], None] | None = None
         self.kept: Kept | None = None
         self.mailbox: Mailbox[Message] | None = None

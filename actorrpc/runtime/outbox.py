@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from actorrpc.errors import NotAMemberError
 from actorrpc.runtime.peers import Standing
-from actorrpc.wire.envelope import MARK, Flag, Kind, pack_fields
+from actorrpc.wire.envelope import HEADER_SIZE, MARK, Flag, Kind, pack_fields, size_of
 from actorrpc.wire.transport import snapshot
 
 if TYPE_CHECKING:
@@ -25,10 +25,14 @@ class Outbox:
 
     Arguments:
         worker: whose.
+
+    Attributes:
+        to_itself: how many requests and tells that are not house-keeping the worker has sent to itself.
     """
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
+        self.to_itself = 0
 
     def emit(
         self,
@@ -54,6 +58,8 @@ class Outbox:
             raise NotAMemberError(f"no calls any more through {worker}: {worker.closed_because}")
         if to == worker.id:
             kind, flags, call, *rest = out
+            if kind <= Kind.TELL and not flags & Flag.CONTROL:
+                self.to_itself += 1
             head = pack_fields(MARK, kind, flags, to, worker.record.incarnation, call, 0, *rest)
             # Copies, so that a call to oneself does not share its arguments any more than another one.
             own: list[Frame] = [head + frames[0], *(bytearray(memoryview(f)) for f in frames[1:])]
@@ -86,8 +92,11 @@ class Outbox:
         head = pack_fields(MARK, kind, flags, worker.id, worker.record.incarnation, call, peer.sent, *rest)
         try:
             if len(frames) == 1:
-                worker.transport.send(to, (head + frames[0],), hold)
+                whole = head + frames[0]
+                peer.bytes_out += len(whole)
+                worker.transport.send(to, (whole,), hold)
             else:
+                peer.bytes_out += HEADER_SIZE + size_of(frames)
                 worker.transport.send(to, [head + frames[0], *frames[1:]], False, lasting)
         except KeyError:
             raise worker.members.lost_error(peer, "the message was not sent") from None

@@ -100,14 +100,15 @@ class Peer:
         sent: how many messages went to it.
         seen: how many came from it.
         told, heard: of these, the requests and tells that are not house-keeping.
+        bytes_out, bytes_in: how large all messages to it and from it were together.
         dialled: whether the way to it was opened.
         busy, deferred: whether a message is just being sent, and what is to follow it.
         by_value: whether it does not know this worker's names of `__main__`.
     """
 
     __slots__ = (
-        "busy", "by_value", "deferred", "dialled", "heard", "leaving", "lock", "reason", "record", "seen", "sent",
-        "standing", "told",
+        "busy", "by_value", "bytes_in", "bytes_out", "deferred", "dialled", "heard", "leaving", "lock",
+        "reason", "record", "seen", "sent", "standing", "told",
     )  # fmt: skip
 
     def __init__(self, record: Record) -> None:
@@ -116,7 +117,7 @@ class Peer:
         self.reason = ""
         # Reentrant: the collector may run a finalizer of the user's, which sends, in the midst of a send (`busy`).
         self.lock = threading.RLock()
-        self.sent = self.seen = self.told = self.heard = 0
+        self.sent = self.seen = self.told = self.heard = self.bytes_out = self.bytes_in = 0
         self.busy = self.by_value = self.leaving = False
         self.deferred: list[tuple[Outgoing, Sequence[Frame]]] = []
         self.dialled = False

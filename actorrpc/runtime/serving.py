@@ -39,6 +39,8 @@ class Serving:
     def answered(self, message: Message) -> None:
         """Forgets a request."""
         self.requests.pop((message.caller, message.call), None)
+        if message.came and self._worker.meter is not None:
+            self._worker.meter.answered(message)
 
     def cancel(self, which: tuple[int, int, float]) -> None:
         """Cancels a request, unless it is answered: one that has not begun is dropped, the handler of one that has can

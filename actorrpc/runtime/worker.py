@@ -36,7 +36,7 @@ from actorrpc.runtime.peers import Standing
 from actorrpc.runtime.serving import Serving
 from actorrpc.wire import envelope
 from actorrpc.wire.codec import NONE, Codec, mentions_main
-from actorrpc.wire.envelope import HEADER_SIZE, MARK, Flag, Kind, context_of
+from actorrpc.wire.envelope import HEADER_SIZE, MARK, Flag, Kind, context_of, size_of
 from actorrpc.wire.failures import read_failure, write_failure
 from actorrpc.wire.salvage import salvage
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from actorrpc.runtime.cells import Cell
     from actorrpc.runtime.clock import Clock
     from actorrpc.runtime.completion import Call
-    from actorrpc.runtime.message import Tracer
+    from actorrpc.runtime.message import Meter, Tracer
     from actorrpc.runtime.peers import Record
     from actorrpc.wire.envelope import Frame
     from actorrpc.wire.transport import Transport
@@ -97,6 +97,8 @@ class Worker:
         """Records the tensors of messages that belong to an autograd context."""
         self.around: Callable[[Callable[..., Any], Any, Any], Any] | None = None
         """Calls, with their arguments, the functions and methods that others ask for; None where nobody looks on."""
+        self.meter: Meter | None = None
+        """Measures how long requests take here; None where nobody looks on."""
         self.afoot: set[object] = set()
         """Handlers that are in progress on no thread of the pool: coroutines."""
         self.services: dict[type, Any] = {}
@@ -104,7 +106,8 @@ class Worker:
         self.crew = Crew(record.name, transport, clock, self._route, threads)
         self.keeper = Keeper(self)
         self.doubts = Doubts(self)
-        self.emit = Outbox(self).emit
+        self.outbox = Outbox(self)
+        self.emit = self.outbox.emit
         """Sends a message whose payload is written; see `Outbox.emit`."""
         self.wait = Patience(self).wait
         """Blocks until something is done; see `Patience.wait`."""
@@ -298,6 +301,7 @@ class Worker:
             if peer.seen != sequence:
                 self.members.out_of_step(peer, sequence, frames)
                 return None
+            peer.bytes_in += len(first) if len(frames) == 1 else size_of(frames)
             if kind <= Kind.TELL and not flags & Flag.CONTROL:
                 peer.heard += 1
         number = next(self._numbers)
@@ -307,6 +311,8 @@ class Worker:
                 self, kind, flags, caller, call_id, creator, local, chain, context, deadline, number, frames
             )  # fmt: skip
             if kind == Kind.REQUEST and not flags & Flag.CONTROL:
+                if self.meter is not None:
+                    message.came = self.clock.now()
                 self.serving.requests[caller, call_id] = message
             cell = self.cells.get((creator, local), self.fallback)
             if cell is None:

@@ -30,21 +30,30 @@ def check_descriptors(who: str, rank: int, world_size: int) -> None:
     Raises:
         RendezvousError: this is rank 0, which could not even let all others join.
     """
-    if world_size < 2 or not hasattr(resource, "getrlimit"):
+    text = shortage(who, world_size)
+    if text is None:
         return
+    if rank == 0:
+        raise RendezvousError(text)
+    log.warning("%s; if it talks to too many peers, ZeroMQ will end the process", text)
+
+
+def shortage(who: str, world_size: int) -> str | None:
+    """Says in words that a process may not open as many files as a world of some size takes; None where it may, or
+    where nobody knows. Arguments: see `check_descriptors`.
+    """
+    if world_size < 2 or not hasattr(resource, "getrlimit"):
+        return None
     limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     there = _open_now()
     needed = there + _OWN + _EACH * (world_size - 1)
     if limit == resource.RLIM_INFINITY or needed <= limit:
-        return
+        return None
     ceiling = f", beyond the present ceiling of {most}" if most != resource.RLIM_INFINITY and most < needed else ""
-    text = (
+    return (
         f"{who} may open {limit} files (RLIMIT_NOFILE), of which {there} are open; a world of {world_size} workers "
         f"takes up to {needed}, {_EACH} for each peer. Raise the limit before the start (ulimit -n {needed}{ceiling})"
     )
-    if rank == 0:
-        raise RendezvousError(text)
-    log.warning("%s; if it talks to too many peers, ZeroMQ will end the process", text)
 
 
 def _open_now() -> int:

@@ -26,6 +26,8 @@ CHECKPOINTS = ActorId(SYSTEM, 13)
 """Keeps what actors want to have after a restart; rank 0's."""
 ENDING = ActorId(SYSTEM, 14)
 """Ends the world; rank 0's."""
+FIGURES = ActorId(SYSTEM, 15)
+"""Says how much a worker has to do."""
 ROOT = ActorId(SYSTEM, 16)
 """The actor of a worker that was launched in a role."""
 OWN_NUMBER = 1 << 63

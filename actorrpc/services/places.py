@@ -87,7 +87,7 @@ class TcpPlace:
         """Host the server, or share the one that a process group of this process has at the port."""
         patience = min(deadline, time.monotonic() + _PORT_PATIENCE)
         is_ours = _is_served_here(self._port)
-        while not is_ours and (problem := _why_unbindable(self._port)) is not None:
+        while not is_ours and (problem := why_unbindable(self._port)) is not None:
             if time.monotonic() >= patience:
                 raise RendezvousError(
                     f"rank 0 cannot host the store at {self.address}: port {self._port} of this machine "
@@ -250,7 +250,7 @@ def _file_path(init_method: str, url: SplitResult) -> Path:
     return Path(path)
 
 
-def _why_unbindable(port: int) -> str | None:
+def why_unbindable(port: int) -> str | None:
     """Why no server can listen at the port, None if one can: asked first, because torch answers on stderr."""
     problem = None
     for family, everywhere in ((socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")):

@@ -16,7 +16,7 @@ from actorrpc.errors import ActorRPCError, DeviceMapError, RendezvousError
 from actorrpc.runtime.completion import Completion
 from actorrpc.runtime.peers import Record
 from actorrpc.services.devices import Devices
-from actorrpc.services.directory import Directory
+from actorrpc.services.directory import Directory, Member
 from actorrpc.services.elastic import Door, Elastic, hint_of
 from actorrpc.services.ending import Ending
 from actorrpc.services.neighbours import Neighbours, note_leaving
@@ -197,6 +197,7 @@ class _Joining:
         worker, leaving = self._worker, set(self._answer["leaving"])
         Elastic(worker, self._session, self._store)
         Neighbours(worker, devices)
+        worker.services[Member].outlives_rank_0 = self._size == ELASTIC  # a guest of another kind of world ends with it
         worker.members.admit(records, int(self._answer["id"]))
         for number in leaving:
             note_leaving(worker.peers[number])

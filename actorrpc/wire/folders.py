@@ -61,6 +61,19 @@ def _base(path_limit: int | None) -> str:
     raise OSError(f"no folder for temporary files has a path short enough for the limit of {path_limit}")
 
 
+def held() -> list[str]:
+    """Returns the folders that processes of this user's hold on this host, the newest one first."""
+    found = {f for base in {tempfile.gettempdir(), "/tmp"} for f in glob.glob(f"{base}/{_PREFIX}*")}
+    ages: dict[str, float] = {}
+    for folder in found:
+        try:
+            if _is_own(folder) and os.path.exists(f"{folder}/lock") and not _abandoned(folder):
+                ages[folder] = os.lstat(folder).st_ctime
+        except OSError:  # it has gone meanwhile
+            continue
+    return sorted(ages, key=lambda folder: ages[folder], reverse=True)
+
+
 def is_private(path: str) -> bool:
     """Returns whether there is a file of this user's own at a path, in a folder that nobody else may enter."""
     try:

@@ -284,7 +284,7 @@ def test_a_tensor_that_can_go_nowhere_is_an_error_of_the_call_that_says_what_to_
                 call("w1", echoed, args=([{"deep": x}],))
             for word in words:
                 assert word in str(caught.value)
-        assert rpc.rpc_sync("w1", echoed, args=(1,)) == (1,)
+        assert list(rpc.rpc_sync("w1", echoed, args=(1,))) == [1]
 
     play(everybody, program)
 
