@@ -1,0 +1,151 @@
+"""The three roles: actors stream rollouts to the learner, which sends its weights to them all; an evaluator judges."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import actorrpc as rpc
+from examples.impala_lite.network import ActorCritic, weights_of
+from examples.impala_lite.playing import Rollout, Table, evaluate
+from examples.impala_lite.report import Report, Run
+from examples.impala_lite.training import Trainer
+
+THRESHOLD, EPISODES = 475.0, 20
+
+
+class RolloutActor(rpc.Actor, concurrency=2):
+    """Plays with the newest weights that it has. Two messages at once, so that weights come in while a rollout waits for
+    the first ones; all its coroutines run on one loop, so that none come in while it plays.
+    """
+
+    def __init__(self, seed: int, environments: int, steps: int) -> None:
+        torch.set_num_threads(1)
+        # Another life of the same actor shall not see the same episodes again.
+        self.table = Table(environments, seed + 1000 * self.index + os.getpid() % 1000)
+        self.steps = steps
+        self.network = ActorCritic()
+        self.version = -1
+        self.has_weights = asyncio.Event()
+
+    async def set_weights(self, version: int, weights: dict[str, torch.Tensor]) -> None:
+        self.network.load_state_dict(weights)
+        self.version = version
+        self.has_weights.set()
+
+    async def rollouts(self) -> AsyncIterator[Rollout]:
+        """Streams rollouts without end. How many are made ahead, the window of the stream says: an actor that is faster
+        than the learner waits here, at its `yield`.
+        """
+        await self.has_weights.wait()
+        while True:
+            yield self.table.play(self.network, self.version, self.steps)
+
+    def die(self) -> None:
+        """Kills this process, to see what the others make of it."""
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def on_stop(self) -> None:
+        self.table.close()
+
+
+class Evaluator(rpc.Actor):
+    """Plays whole episodes with weights that it is given, while training goes on."""
+
+    def __init__(self) -> None:
+        torch.set_num_threads(1)
+        self.network = ActorCritic()
+
+    def evaluate(self, weights: dict[str, torch.Tensor], episodes: int, seed: int) -> float:
+        """Returns the average total reward of some episodes, with the best action at each step."""
+        self.network.load_state_dict(weights)
+        returns = evaluate(self.network, episodes, seed)
+        return sum(returns) / len(returns)
+
+
+class Learner(rpc.Actor):
+    """Takes rollouts as they come, from whichever actor, and makes a step of each batch.
+
+    Arguments:
+        out: the folder for results.
+        batch: rollouts a step.
+        max_steps: gives up after so many.
+        evaluate_every: steps from one evaluation to the next, which does not begin before the last one has ended.
+        kill_at: the step after which one actor is killed; 0: none.
+    """
+
+    def __init__(self, out: Path, seed: int, batch: int, max_steps: int, evaluate_every: int, kill_at: int) -> None:
+        torch.set_num_threads(1)
+        torch.manual_seed(seed)
+        self.trainer = Trainer()
+        self.out, self.seed, self.batch = out, seed, batch
+        self.max_steps, self.evaluate_every, self.kill_at = max_steps, evaluate_every, kill_at
+        self.run = Run(THRESHOLD)
+        self.pending: list[Rollout] = []
+        self.asked = 0  # of which version the last evaluation is
+        self.evaluation: rpc.Future[float] | None = None
+
+    async def main(self) -> Run:
+        """Trains until the evaluator's average reaches the threshold."""
+        with Report(self.out, self.run, self.max_steps) as self.report:
+            self.report.say(f"This will run until the evaluator's average is {THRESHOLD:g}. Ctrl+C to exit.")
+            while not self._over():
+                actors = self.world.actor  # whoever is there now
+                if not actors:
+                    await asyncio.sleep(0.05)  # the launcher is about to start one again
+                    continue
+                self._broadcast(actors)
+                with actors.stream(timeout=0, window=1).rollouts() as rollouts:
+                    try:
+                        async for actor, rollout in rollouts:
+                            self._take(actor.owner_name(), rollout)
+                            if self._over() or len(self.world.actor) > len(actors):
+                                break  # one is there again, from which nothing is streamed yet
+                    except rpc.GroupError as error:
+                        self._note_lost(error)
+        return self.run
+
+    def _over(self) -> bool:
+        """Solved, and by all: an actor that was lost is waited for, so that one sees it come back."""
+        return (self.run.solved and not self.report.gone) or self.trainer.version >= self.max_steps
+
+    def _broadcast(self, actors: rpc.Group) -> None:
+        try:
+            actors.tell().set_weights(self.trainer.version, weights_of(self.trainer.network))
+        except rpc.GroupError as error:  # the others were told
+            self._note_lost(error)
+
+    def _note_lost(self, error: rpc.GroupError) -> None:
+        if not all(isinstance(e, rpc.WorkerLostError) for e in error.exceptions):
+            raise error
+        for name in error.names:
+            self.report.lost(name, self.trainer.version)
+
+    def _take(self, actor: str, rollout: Rollout) -> None:
+        self.report.rollout(actor, self.trainer.version, rollout)
+        self.pending.append(rollout)
+        if len(self.pending) < self.batch:
+            return
+        rollouts, self.pending = self.pending, []
+        step = self.trainer.step(rollouts)
+        self.report.step(self.trainer.version, step)
+        self._broadcast(self.world.actor)
+        if self.trainer.version == self.kill_at:
+            self.world.actor.pick().tell().die()
+        self._evaluate()
+
+    def _evaluate(self) -> None:
+        if self.evaluation is not None and self.evaluation.done():
+            self.report.evaluation(self.asked, self.evaluation.wait())
+            self.evaluation = None
+        version = self.trainer.version
+        if self.evaluation is None and version >= self.asked + self.evaluate_every:
+            evaluator: Any = self.world.evaluator[0].rpc_async(timeout=0)
+            self.evaluation = evaluator.evaluate(weights_of(self.trainer.network), EPISODES, self.seed + version)
+            self.asked = version
