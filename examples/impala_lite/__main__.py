@@ -43,8 +43,9 @@ def main() -> None:
 
     # Imported here, so that what is missing is said above in one line.
     import actorrpc as rpc
+    from examples.impala_lite.actors import Evaluator, RolloutActor
+    from examples.impala_lite.learner import EPISODES, Learner
     from examples.impala_lite.report import csv_path, draw_curve
-    from examples.impala_lite.roles import EPISODES, Evaluator, Learner, RolloutActor
 
     learner = rpc.Role(
         Learner,

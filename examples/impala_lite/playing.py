@@ -54,14 +54,18 @@ class Table:
     @torch.no_grad()
     def play(self, network: ActorCritic, version: int, steps: int) -> Rollout:
         """Plays some steps, with actions drawn from the policy."""
-        rows, returns = [], []
+        rows: list[tuple[torch.Tensor, ...]] = []
+        returns: list[float] = []
         for _ in range(steps):
             states = torch.from_numpy(self.states)
             log_probs = network(states)[0].log_softmax(-1)
             actions = torch.multinomial(log_probs.exp(), 1, generator=self.random)
-            rewards, ends, cuts, after = self._step(actions.squeeze(1).tolist(), returns)
-            rows.append((states, after, actions.squeeze(1), log_probs.gather(1, actions).squeeze(1), rewards, ends, cuts))
-        return Rollout(version, *(torch.stack(column) for column in zip(*rows, strict=True)), returns=returns)
+            after, rewards, ends, cuts = self._step(actions.squeeze(1).tolist(), returns)
+            rows.append((states, after, actions, log_probs.gather(1, actions), rewards, ends, cuts))
+        states, after, actions, log_probs, rewards, ends, cuts = (
+            torch.stack(column) for column in zip(*rows, strict=True)
+        )
+        return Rollout(version, states, after, actions.squeeze(2), log_probs.squeeze(2), rewards, ends, cuts, returns)
 
     def _step(self, actions: list[int], returns: list[float]) -> tuple[torch.Tensor, ...]:
         after = np.empty_like(self.states)
@@ -77,7 +81,7 @@ class Table:
             rewards.append(float(reward))
             ends.append(bool(end))
             cuts.append(bool(cut and not end))
-        return torch.tensor(rewards), torch.tensor(ends), torch.tensor(cuts), torch.from_numpy(after)
+        return torch.from_numpy(after), torch.tensor(rewards), torch.tensor(ends), torch.tensor(cuts)
 
     def close(self) -> None:
         for environment in self.environments:

@@ -137,10 +137,10 @@ def csv_path(out: Path) -> Path:
 def draw_curve(run: Run, out: Path) -> Path:
     """Draws the rewards over the frames, and returns the path of the picture."""
     path = out / "learning_curve.png"
-    figure = Figure(figsize=(8, 4.5), layout="constrained")  # no pyplot, so no display is looked for
+    figure = Figure(figsize=(8, 5), layout="constrained")  # no pyplot, so no display is looked for
     axes = figure.subplots()
-    if run.episodes:
-        axes.scatter(*zip(*run.episodes, strict=True), s=4, color="0.7", linewidths=0, label="actors' episodes")
+    when, totals = [episode[0] for episode in run.episodes], [episode[1] for episode in run.episodes]
+    axes.scatter(when, totals, s=4, color="0.7", linewidths=0, label="actors' episodes")
     frames = [evaluation.frames for evaluation in run.evaluations]
     averages = [evaluation.average for evaluation in run.evaluations]
     axes.plot(frames, averages, color="C0", marker=".", label="evaluator's average")
@@ -150,6 +150,6 @@ def draw_curve(run: Run, out: Path) -> Path:
             axes.axvline(moment, color=color, linestyle=":", linewidth=1.5, label=None if i else word)
     axes.set(xlabel="frames", ylabel="total reward of an episode", title="CartPole-v1")
     axes.set_ylim(0, 520)
-    axes.legend(loc="upper left", framealpha=0.9)
+    figure.legend(loc="outside lower center", ncols=5, fontsize="small", frameon=False)
     figure.savefig(path, dpi=120)
     return path

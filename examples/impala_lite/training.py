@@ -70,7 +70,7 @@ class Trainer:
         entropy = -(log_policy.exp() * log_policy).sum(-1).mean()
         loss = functional.mse_loss(values, targets.values) * 10 - (log_probs * advantages).mean()
         self.optimizer.zero_grad()
-        (loss - self.entropy_cost * entropy).backward()  # type: ignore[no-untyped-call]  # torch leaves it without types
+        (loss - self.entropy_cost * entropy).backward()
         nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
         self.optimizer.step()
         lag = sum(self.version - rollout.version for rollout in rollouts) / len(rollouts)

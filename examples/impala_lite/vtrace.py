@@ -50,8 +50,8 @@ def v_trace(
     """
     ratios = log_ratios.exp()
     weights, traces = ratios.clamp(max=1.0), trace * ratios.clamp(max=1.0)
-    goes_on = 1.0 - ends.float()
-    same_episode = 1.0 - (ends | cuts).float()
+    goes_on = 1.0 - ends.to(values.dtype)
+    same_episode = 1.0 - (ends | cuts).to(values.dtype)
     surprises = weights * (rewards + gamma * goes_on * next_values - values)
     corrections = torch.zeros_like(values)
     later = torch.zeros_like(values[0])
