@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -49,14 +48,15 @@ class Learner(rpc.Actor):
                     await asyncio.sleep(0.05)  # the launcher is about to start one again
                     continue
                 self._broadcast(actors)
-                with actors.stream(timeout=0, window=1).rollouts() as rollouts:
+                with actors.stream(window=1).rollouts() as rollouts:
                     try:
                         async for actor, rollout in rollouts:
                             self._take(actor.owner_name(), rollout)
                             if self._over() or len(self.world.actor) > len(actors):
                                 break  # one is there again, from which nothing is streamed yet
                     except rpc.GroupError as error:
-                        self._note_lost(error)
+                        for name in names_of_lost(error):
+                            self.report.lost(name, self.trainer.version)
         return self.run
 
     def _over(self) -> bool:
@@ -66,14 +66,8 @@ class Learner(rpc.Actor):
     def _broadcast(self, actors: rpc.Group) -> None:
         try:
             actors.tell().set_weights(self.trainer.version, weights_of(self.trainer.network))
-        except rpc.GroupError as error:  # the others were told
-            self._note_lost(error)
-
-    def _note_lost(self, error: rpc.GroupError) -> None:
-        if not all(isinstance(e, rpc.WorkerLostError) for e in error.exceptions):
-            raise error
-        for name in error.names:
-            self.report.lost(name, self.trainer.version)
+        except rpc.GroupError as error:
+            names_of_lost(error)  # the others were told; the stream says it again, after what they had made before
 
     def _take(self, actor: str, rollout: Rollout) -> None:
         self.report.rollout(actor, self.trainer.version, rollout)
@@ -83,9 +77,10 @@ class Learner(rpc.Actor):
         rollouts, self.pending = self.pending, []
         step = self.trainer.step(rollouts)
         self.report.step(self.trainer.version, step)
-        self._broadcast(self.world.actor)
-        if self.trainer.version == self.kill_at:
-            self.world.actor.pick().tell().die()
+        actors = self.world.actor
+        self._broadcast(actors)
+        if self.trainer.version == self.kill_at and actors:
+            actors.pick().tell().die()
         self._evaluate()
 
     def _evaluate(self) -> None:
@@ -94,6 +89,13 @@ class Learner(rpc.Actor):
             self.evaluation = None
         version = self.trainer.version
         if self.evaluation is None and version >= self.asked + self.evaluate_every:
-            evaluator: Any = self.world.evaluator[0].rpc_async(timeout=0)
-            self.evaluation = evaluator.evaluate(weights_of(self.trainer.network), EPISODES, self.seed + version)
+            weights, evaluator = weights_of(self.trainer.network), self.world.evaluator[0]
+            self.evaluation = evaluator.rpc_async().evaluate(weights, EPISODES, self.seed + version)
             self.asked = version
+
+
+def names_of_lost(error: rpc.GroupError) -> tuple[str, ...]:
+    """Returns who was lost; raises the error again where it is another one."""
+    if not all(isinstance(e, rpc.WorkerLostError) for e in error.exceptions):
+        raise error
+    return tuple(error.names)

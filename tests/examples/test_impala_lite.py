@@ -17,7 +17,7 @@ import torch
 import actorrpc as rpc
 from examples.impala_lite.__main__ import main, parse
 from examples.impala_lite.actors import Evaluator, RolloutActor
-from examples.impala_lite.learner import Learner
+from examples.impala_lite.learner import names_of_lost
 from examples.impala_lite.network import ActorCritic, weights_of
 from examples.impala_lite.playing import Rollout, Table, evaluate
 from examples.impala_lite.report import Report, Run, csv_path, draw_curve
@@ -181,15 +181,11 @@ def test_an_evaluator_judges_the_weights_that_it_is_given() -> None:
     assert evaluator.rpc_sync().evaluate(weights_of(ActorCritic()), 4, seed=9) < 475.0
 
 
-def test_only_a_lost_actor_is_forgiven(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    learner = Learner(tmp_path, seed=1, batch=1, max_steps=1, evaluate_every=1, kill_at=0)
+def test_only_a_lost_actor_is_forgiven() -> None:
     lost = rpc.WorkerLostError("it is gone", worker="actor:1", rank=2, host="here", pid=3, reason="", may_have_run=True)
-    with Report(tmp_path, learner.run, 1) as learner.report:
-        learner._note_lost(rpc.GroupError.of([("actor:1", lost)], 3))
-        learner._note_lost(rpc.GroupError.of([("actor:1", lost)], 3))
-        with pytest.raises(rpc.GroupError, match="actor:2"):
-            learner._note_lost(rpc.GroupError.of([("actor:2", ValueError("a mistake"))], 3))
-    assert capsys.readouterr().out == "Step 0\tactor:1 is lost; the others go on\n"
+    assert names_of_lost(rpc.GroupError.of([("actor:1", lost)], 3)) == ("actor:1",)
+    with pytest.raises(rpc.GroupError, match="actor:2"):
+        names_of_lost(rpc.GroupError.of([("actor:1", lost), ("actor:2", ValueError("a mistake"))], 3))
 
 
 def test_a_report_tells_of_actors_and_evaluations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -201,6 +197,7 @@ def test_a_report_tells_of_actors_and_evaluations(tmp_path: Path, capsys: pytest
         report.rollout("actor:0", 0, rollout)
         report.step(1, Step(0.5, 0.25, 2.0))
         report.evaluation(1, 474.9)
+        report.lost("actor:0", 1)
         report.lost("actor:0", 1)
         assert report.gone == {"actor:0"}
         before = run.solved
