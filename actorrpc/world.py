@@ -77,14 +77,15 @@ class World:
         }
 
     def role(self, name: str) -> Group:
-        """Returns the members of a role, in order of their index.
+        """Returns the members of a role, in order of their index: those who are there now. Where all of them are gone,
+        and may be about to be started again, the group is empty.
 
         Raises:
             NotAMemberError: there is no such role.
         """
         session = self._session
         records = [record for record in present(session.worker) if record.role == name]
-        if not records:
+        if not records and all(peer.record.role != name for peer in list(session.worker.peers.values())):
             known = ", ".join(self.roles) or "none"
             raise NotAMemberError(f"there is no role {name!r} in this world; there are: {known}")
         # The turns are the role's, so that `world.observer.pick()` gives the next one, though each look is a new group.

@@ -191,6 +191,28 @@ def look_around(driver: Driver) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def lose_all(driver: Driver) -> dict[str, Any]:
+    for counter in driver.world.counter:
+        with pytest.raises(rpc.WorkerLostError):
+            counter.rpc_sync().die("die")
+    until(lambda: "counter" not in driver.world.roles)
+    nobody = driver.world.counter
+    answers = nobody.rpc_sync().add("nobody"), list(nobody.stream().add("nobody"))
+    with pytest.raises(rpc.NotAMemberError, match=r"no role 'counters' in this world; there are: driver"):
+        rpc.role("counters")
+    driver.start_again(0)
+    until(lambda: rpc.role("counter"))
+    one = driver.world.counter.rpc_sync().restored()
+    driver.start_again(1)
+    until(lambda: len(driver.world.counter) == 2)
+    return {"nobody": len(nobody), "answers": answers, "one": one}
+
+
+def test_a_role_that_nobody_plays_for_the_moment_is_an_empty_group(tmp_path: Path) -> None:
+    assert value_of(play_out(tmp_path, lose_all, [1, 2])) == {"nobody": 0, "answers": ([], []), "one": [[None]]}
+    assert executions(tmp_path) == ["die", "die"]
+
+
 def test_a_member_that_comes_again_has_its_rank_name_and_checkpoint(tmp_path: Path) -> None:
     assert value_of(play_out(tmp_path, look_around, [1])) == {
         "lost": ["counter:0"], "in gap": 1, "then": 2, "states": [1], "worker": 1, "group": [2, 1],

@@ -338,7 +338,10 @@ class Future(torch.futures.Future, Generic[T]):  # type: ignore[type-arg]
                 log.exception("a callback of a future failed")
 
     def __reduce__(self) -> Any:
-        raise SerializationError("Can not pickle torch.futures.Future: it stays where it is; send its result")
+        raise SerializationError(
+            "Can not pickle torch.futures.Future: it stays where it is; "
+            "send its result, or make its call with remote() and send the reference"
+        )
 
 
 def _check_callback(callback: object) -> None:

@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 NEEDED = ("gymnasium", "matplotlib", "tqdm")
+WORLD_SIZE = "processes: one agent, W-1 observers (default: 2; 4 with --elastic)"
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -14,7 +15,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         description="Distributed reinforcement learning: an agent learns CartPole from what its observers see.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    parser.add_argument("--world-size", type=int, default=2, metavar="W", help="processes: one agent, W-1 observers")
+    parser.add_argument("--world-size", type=int, default=argparse.SUPPRESS, metavar="W", help=WORLD_SIZE)
     parser.add_argument("--log-interval", type=int, default=10, metavar="N", help="episodes from log line to log line")
     parser.add_argument("--gamma", type=float, default=0.99, metavar="G", help="how much to value future rewards")
     parser.add_argument("--seed", type=int, default=1, metavar="S", help="random seed for reproducibility")
@@ -23,9 +24,13 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--elastic", action="store_true", help="kill observers while it trains; new ones take over")
     parser.add_argument("--kill-every", type=int, default=20, metavar="N", help="so many episodes from kill to kill")
     options = parser.parse_args(arguments)
+    if not hasattr(options, "world_size"):
+        options.world_size = 4 if options.elastic else 2
     for name, least in (("world_size", 2), ("log_interval", 1), ("seed", 0), ("max_episodes", 1), ("kill_every", 1)):
         if getattr(options, name) < least:
             parser.error(f"--{name.replace('_', '-')} must be at least {least}")
+    if options.elastic and options.world_size < 3:
+        parser.error("--elastic needs a --world-size of at least 3: one of the observers is always left alone")
     if not 0 <= options.gamma < 1:
         parser.error("--gamma must be at least 0 and less than 1")
     return options

@@ -111,10 +111,10 @@ class Agent(rpc.Actor):
         """Runs an episode on the observers that are there, one of which may be killed; returns who came to the end."""
         finished: set[str] = set()
         while not finished:
-            self.serve(0.0 if self.world.roles.get("observer") else 0.1)
-            if not self.world.roles.get("observer"):
-                continue
             observers = self.world.observer
+            if not observers:  # the launcher is about to start one again
+                self.serve(0.1)
+                continue
             kills = number % self.kill_every == 0 and len(observers) > 1
             victim = self.rng.randrange(len(observers)) if kills else -1
             futures = [

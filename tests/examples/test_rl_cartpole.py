@@ -162,6 +162,13 @@ def test_the_defaults_are_the_tutorials() -> None:
     assert (options.world_size, options.log_interval, options.gamma, options.seed) == (2, 10, 0.99, 1)
 
 
+def test_who_would_see_observers_killed_has_some_that_stay() -> None:
+    assert parse(["--elastic"]).world_size == 4
+    assert parse(["--elastic", "--world-size", "3"]).world_size == 3
+    with pytest.raises(SystemExit):
+        parse(["--elastic", "--world-size", "2"])
+
+
 @pytest.mark.parametrize("arguments", [["--world-size", "1"], ["--gamma", "1"], ["--max-episodes", "0"]])
 def test_options_that_make_no_sense_are_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
@@ -203,7 +210,7 @@ def test_three_episodes_end_to_end(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_it_is_solved_while_observers_are_killed_and_added(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "examples.rl_cartpole", "--elastic", "--world-size", "3", "--out", str(tmp_path)]
+    command = [sys.executable, "-m", "examples.rl_cartpole", "--elastic", "--out", str(tmp_path)]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=850, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
     assert run.stdout.splitlines()[-1].startswith("Solved!")
