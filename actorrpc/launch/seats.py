@@ -94,7 +94,7 @@ def first_host(nodes: str) -> str:
 def _of_torchrun(environment: Mapping[str, str]) -> Seat:
     launcher = "torchrun (RANK, WORLD_SIZE)"
     rank, size = _rank_and_size(environment, "RANK", "WORLD_SIZE")
-    here = _neighbours(environment, rank, "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    here = _neighbours(environment, rank, size, "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     return Seat(launcher, rank, size, "env://", here)
 
 
@@ -103,7 +103,7 @@ def _of_open_mpi(environment: Mapping[str, str]) -> Seat | None:
         return None
     launcher = "mpirun (OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE)"
     rank, size = _rank_and_size(environment, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
-    here = _neighbours(environment, rank, "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE")
+    here = _neighbours(environment, rank, size, "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE")
     job = environment.get("PMIX_NAMESPACE")
     bound = "1" in (environment.get("OMPI_MCA_orte_bound_at_launch"), environment.get("PRTE_MCA_prte_bound_at_launch"))
     method = _place_of_mpi(environment, size, here, _port(zlib.crc32(job.encode())) if job else _PORT)
@@ -115,7 +115,7 @@ def _of_pmi(environment: Mapping[str, str]) -> Seat | None:
         return None
     launcher = "mpirun (PMI_RANK, PMI_SIZE)"
     rank, size = _rank_and_size(environment, "PMI_RANK", "PMI_SIZE")
-    here = _neighbours(environment, rank, "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+    here = _neighbours(environment, rank, size, "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
     return Seat(launcher, rank, size, _place_of_mpi(environment, size, here, _PORT), here)
 
 
@@ -174,7 +174,7 @@ def _by_hand(environment: Mapping[str, str]) -> Seat | None:
             f"{'is' if len(missing) == 1 else 'are'} not set: the host of rank 0 and a free port there, for all alike"
         )
     if "LOCAL_RANK" in environment and "LOCAL_WORLD_SIZE" in environment:
-        here = _neighbours(environment, rank, "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+        here = _neighbours(environment, rank, size, "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     else:
         here = tuple(range(size)) if size > 1 and _is_loopback(environment["MASTER_ADDR"]) else None
     return Seat("hand (RANK, WORLD_SIZE)", rank, size, "env://", here)
@@ -197,12 +197,15 @@ def _number(environment: Mapping[str, str], name: str) -> int:
     return int(text)
 
 
-def _neighbours(environment: Mapping[str, str], rank: int, rank_name: str, size_name: str) -> tuple[int, ...] | None:
+def _neighbours(
+    environment: Mapping[str, str], rank: int, size: int, rank_name: str, size_name: str
+) -> tuple[int, ...] | None:
     """The ranks of a host, which these launchers give one after the other (Open MPI unless it maps by node)."""
     if rank_name not in environment or size_name not in environment:
         return None
     local_rank, local_size = _rank_and_size(environment, rank_name, size_name)
-    return tuple(range(rank - local_rank, rank - local_rank + local_size))
+    first = rank - local_rank
+    return tuple(range(first, first + local_size)) if 0 <= first <= size - local_size else None
 
 
 def _place(environment: Mapping[str, str], host: str, port: int) -> str:
