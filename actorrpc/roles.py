@@ -34,7 +34,7 @@ class Role:
         args, kwargs: for the class or function. (What is called like one of the following it gets by position.)
         restarts: how often the launcher starts each worker of the role again when it dies or raises: as a new worker of
             the same name, whose actor's `on_restart` is called. Not one that has returned, nor rank 0, nor under
-            torchrun. Once they are used up, a death ends the world as it does without.
+            torchrun, srun or mpirun. Once they are used up, a death ends the world as it does without.
         backoff: seconds before a worker is started again; twice as long, up to a minute, each time that it has lived
             for less than ten times its last pause.
         checkpoints: a directory for what `Actor.checkpoint` keeps; None: rank 0 keeps it.
