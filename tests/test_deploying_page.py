@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,11 @@ COMMANDS = sorted({found.strip() for text in (PAGE, command.EXAMPLES) for found 
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "program.py").write_text(PROGRAM)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "program", raising=False)
-    return tmp_path
+    yield tmp_path
+    sys.modules.pop("program", None)
 
 
 def test_there_are_commands() -> None:
