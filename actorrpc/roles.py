@@ -7,6 +7,7 @@ import math
 import os
 import pickle
 import uuid
+from collections.abc import Collection, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from actorrpc.workers import check_name
 from actorrpc.world import World
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from actorrpc.session import Session
 
@@ -33,15 +34,22 @@ class Role:
         args, kwargs: for the class or function. (What is called like one of the following it gets by position.)
         restarts: how often the launcher starts each worker of the role again when it dies or raises: as a new worker of
             the same name, whose actor's `on_restart` is called. Not one that has returned, nor rank 0, nor under
-            torchrun. Once they are used up, a death ends the world as it does without.
+            torchrun, srun or mpirun. Once they are used up, a death ends the world as it does without.
         backoff: seconds before a worker is started again; twice as long, up to a minute, each time that it has lived
             for less than ten times its last pause.
         checkpoints: a directory for what `Actor.checkpoint` keeps; None: rank 0 keeps it.
+        cpus: how many cores each worker gets for itself, of those of its host that no role names; or which ones the
+            workers of the role are to share, e.g. {0, 1}. They are pinned to them where the system can do that, and
+            torch gets as many threads. None: as it comes.
+        devices: how many GPUs each worker gets for itself, of those of its host that no role names; or which ones the
+            workers of the role are to share, e.g. [0]. It sees no others (CUDA_VISIBLE_DEVICES), as cuda:0, cuda:1 and
+            so on. 0: none. None: as it comes.
     """
 
     def __init__(
         self, what: Callable[..., Any] | None, count: int = 1, /, *args: Any, restarts: int = 0, backoff: float = 0.5,
-        checkpoints: str | os.PathLike[str] | None = None, **kwargs: Any,
+        checkpoints: str | os.PathLike[str] | None = None, cpus: int | Collection[int] | None = None,
+        devices: int | Sequence[int] | None = None, **kwargs: Any,
     ) -> None:  # fmt: skip
         given: object = what
         if isinstance(given, type):
@@ -61,6 +69,10 @@ class Role:
             raise ValueError(f"backoff must be seconds, 0 or more, not {backoff!r}")
         self.restarts, self.backoff = restarts, float(backoff)
         self.checkpoints = None if checkpoints is None else os.path.abspath(checkpoints)
+        self.cpus = cores = _wish("cpus", cpus)
+        if cores in (0, ()):
+            raise ValueError("a worker cannot do without cpus")
+        self.devices = _wish("devices", devices)
         self.what, self.count, self.args, self.kwargs = what, count, args, kwargs
         self._check_arguments()
 
@@ -88,6 +100,17 @@ class Role:
         return f"Role({getattr(self.what, '__qualname__', self.what)}, {self.count})"
 
 
+def _wish(what: str, wish: object) -> int | tuple[int, ...] | None:
+    """Checks how many, or which ones, of something a role asks for; which ones, in their order."""
+    if wish is None or (isinstance(wish, int) and not isinstance(wish, bool) and wish >= 0):
+        return wish
+    if isinstance(wish, Collection) and not isinstance(wish, str | bytes):
+        numbers = tuple(sorted(wish) if isinstance(wish, Set) else wish)
+        if all(isinstance(n, int) and n >= 0 for n in numbers) and len(set(numbers)) == len(numbers):
+            return numbers
+    raise ValueError(f"{what} must say how many, or which ones (e.g. [0, 1]), not {wish!r}")
+
+
 def _serves() -> None:
     """What a role of None takes."""
 
@@ -105,6 +128,8 @@ class Part:
     backoff: float = 0.5
     checkpoints: str | None = None
     run: str = ""
+    cpus: int | tuple[int, ...] | None = None
+    devices: int | tuple[int, ...] | None = None
 
     @property
     def name(self) -> str:
@@ -126,7 +151,7 @@ def parts_of(roles: dict[str, Role | Callable[..., Any] | None]) -> list[Part]:
         check_name(f"{name}:{spec.count - 1}")
         if hasattr(World, name):
             raise ValueError(f"no role can be called {name!r}: world.{name} is something else")
-        more = spec.restarts, spec.backoff, spec.checkpoints, run
+        more = spec.restarts, spec.backoff, spec.checkpoints, run, spec.cpus, spec.devices
         parts += [Part(name, i, spec.what, spec.args, spec.kwargs, *more) for i in range(spec.count)]
     first = parts[0].what
     if first is None or (isinstance(first, type) and not callable(getattr(first, "main", None))):

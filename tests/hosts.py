@@ -28,8 +28,6 @@ from typing import Any
 
 import pytest
 
-from actorrpc import session
-
 _NEW_NAMES, _NEW_MOUNTS, _NEW_NET = 0x04000000, 0x00020000, 0x40000000
 _PREFIX = "artest"
 _numbers = itertools.count(1)
@@ -211,7 +209,10 @@ class Hosts:
 
     @property
     def enter(self) -> Any:
-        """A function that takes a rank and moves the process that runs it to that host, before it joins a world."""
+        """A function that takes a rank and moves the process that runs it to that host, before it joins a world.
+
+        Processes that it then starts are on that host as well.
+        """
         return functools.partial(_enter, self._tag)
 
     @property
@@ -236,8 +237,9 @@ def _enter(tag: str, rank: int) -> None:
     private.mkdir(exist_ok=True)
     call("mount", b"none", str(private).encode(), b"tmpfs", 0, None)
     tempfile.tempdir = os.environ["TMPDIR"] = str(private)
-    boot = session._boot()
-    session._boot = lambda: f"{boot}-host{rank}"
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    (private / "boot").write_text(f"{boot.read_text().strip()}-host{rank}\n")
+    call("mount", str(private / "boot").encode(), str(boot).encode(), None, 0x1000, None)  # MS_BIND
 
 
 def _hardware(rank: int, net: int) -> str:

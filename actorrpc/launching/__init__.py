@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import copy
-import logging
 import os
 from typing import TYPE_CHECKING, Any
 
-from actorrpc.launching import processes
-from actorrpc.launching.member import take_part
-from actorrpc.options import RpcBackendOptions, own_options
+from actorrpc.launching.seats import seat_of
+from actorrpc.launching.starting import prepared
 from actorrpc.roles import Role, parts_of
-from actorrpc.wire.folders import HeldFolder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from actorrpc.roles import Part
-
-log = logging.getLogger("actorrpc")
-_GRACE = 2.0
-"""Seconds that a process gets to end after its worker has been ended (see `member`)."""
+    from actorrpc.options import RpcBackendOptions
 
 
 def launch(*, options: RpcBackendOptions | None = None, **roles: Role | Callable[..., Any] | None) -> Any:
@@ -28,10 +20,11 @@ def launch(*, options: RpcBackendOptions | None = None, **roles: Role | Callable
 
     Each keyword is a role: a `Role`, or what would be its first argument. The first role's first worker is rank 0, the
     driver: it must have a `main` (or be a function), and the world ends when that returns. Workers are called
-    "role:index". Processes are spawned; OMP_NUM_THREADS is 1 in them unless it is set.
+    "role:index". Processes are spawned; OMP_NUM_THREADS is 1 in them unless it is set, or their role has `cpus`.
 
-    Under torchrun nothing is spawned: this process takes the part of its own RANK, and `launch` returns None on ranks
-    other than 0.
+    Where a launcher has started this program several times, as torchrun, srun and mpirun do, or RANK, WORLD_SIZE,
+    MASTER_ADDR and MASTER_PORT are set by hand, nothing is spawned: this process takes the part of its own rank, and
+    `launch` returns None on ranks other than 0. docs/deploying.md has an example of each.
 
     Arguments:
         options: for all workers; the rendezvous is chosen here. Torch's will do as well.
@@ -43,34 +36,8 @@ def launch(*, options: RpcBackendOptions | None = None, **roles: Role | Callable
         MemberDiedError: a worker died or raised, and is not to be started again (see `Role`); it says which, and of
             what. All others were ended.
         OSError: a directory for checkpoints cannot be made.
-        ValueError, TypeError: the roles make no world.
+        ValueError, TypeError: the roles make no world, or not one of as many workers as a launcher has started; they
+            ask for cores or GPUs that are not there; launchers' variables contradict each other.
+        RuntimeError: a role has `devices`, and this process is that worker and has begun to use CUDA.
     """
-    parts = parts_of(roles)
-    supervised = any(part.restarts for part in parts)
-    options = copy.copy(own_options(options)) if options is not None else RpcBackendOptions()
-    for directory in {part.checkpoints for part in parts if part.checkpoints is not None}:
-        os.makedirs(directory, exist_ok=True)
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        if supervised:
-            log.warning("restarts of roles are nothing under torchrun, which starts all again together: --max-restarts")
-        return _take_own_part(parts, options)
-    folder = HeldFolder()
-    try:
-        options.init_method = f"file://{folder.path}/store"
-        members = [
-            processes.Member(
-                part.name, take_part, (part, rank, len(parts), options, False, supervised), part.restarts, part.backoff
-            )
-            for rank, part in enumerate(parts)
-        ]
-        return processes.run(members, grace=_GRACE)
-    finally:
-        folder.close()
-
-
-def _take_own_part(parts: list[Part], options: RpcBackendOptions) -> Any:
-    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    if world_size != len(parts):
-        raise ValueError(f"the roles make {len(parts)} workers, but torchrun started {world_size} processes")
-    options.init_method = "env://"
-    return take_part(parts[rank], rank, world_size, options, exit_after=True)
+    return prepared(parts_of(roles), options, seat_of(os.environ))()

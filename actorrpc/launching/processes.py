@@ -21,7 +21,7 @@ import pickle
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import connection, resource_tracker
 
@@ -50,6 +50,7 @@ class Member:
 
     If it fails it is started again, ``restarts`` times at most, with the keyword ``life`` (1, 2, ...), after
     ``backoff`` seconds, twice as many each further time that comes soon after. Not so the driver.
+    ``environment`` is what it has in its environment beside, or other than, this process.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Member:
     args: tuple[object, ...] = ()
     restarts: int = 0
     backoff: float = 0.5
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -177,11 +179,8 @@ def _start_again(crew: list[_Process], index: int) -> None:
 
 @contextlib.contextmanager
 def _surroundings(members: int) -> Iterator[None]:
-    with (
-        _environment_lock,
-        _environment_default("OMP_NUM_THREADS", "1" if members > 1 else None),
-        _main_without_file(),
-    ):
+    threads = {} if members == 1 or "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": "1"}
+    with _environment_lock, _environment(threads), _main_without_file():
         yield
 
 
@@ -195,7 +194,8 @@ def _started(member: Member, payload: bytes, is_driver: bool, life: int = 0) -> 
         process = context.Process(
             target=child.main, args=(theirs, os.getpid(), is_driver), name=member.name, daemon=False
         )
-        process.start()
+        with _environment(member.environment):
+            process.start()
     except BaseException:
         ours.close()
         raise
@@ -220,19 +220,21 @@ def _main_without_file() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _environment_default(name: str, value: str | None) -> Iterator[None]:
-    """Set an environment variable, where it is not set, for the processes started in this block.
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables for the processes started in this block.
 
-    It must be in the environment at exec: a child that imports ``__main__`` has loaded OpenMP before our code runs.
+    They must be in the environment at exec: a child that imports ``__main__`` has loaded OpenMP before our code runs.
     """
-    if value is None or name in os.environ:
-        yield
-        return
-    os.environ[name] = value
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
     try:
         yield
     finally:
-        os.environ.pop(name, None)
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 # --- the parent: watch ------------------------------------------------------------------------------------------------
