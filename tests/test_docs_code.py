@@ -3,7 +3,8 @@
 A block is a program of its own, unless a comment in the line before it says otherwise:
 
 - `<!-- continues -->`: it goes on with the program of the block before it;
-- `<!-- not run: reason -->`: nobody can run it here.
+- `<!-- not run: reason -->`: nobody can run it here;
+- `<!-- word: word -->`: a name, for the page's own test (BY_OTHERS).
 
 A block of text after it that has `<!-- prints -->` before it is what the program prints to stdout; with
 `<!-- prints in any order -->` its lines may come in another order. Pages whose code needs more than that have a test of
@@ -32,6 +33,8 @@ BLOCK = re.compile(r"(?:^<!-- ([^\n]*?) -->\n)?^```(\w+)\n(.*?)^```$", re.MULTIL
 BY_OTHERS = {
     "README.md": (3, "tests/test_docs.py::test_a_program_of_the_readme_runs"),
     "docs/actors.md": (10, "tests/test_docs.py::test_the_page_of_actors_is_a_program_that_runs"),
+    "docs/api-review.md": (25, "tests/test_api_review.py::test_a_program_prints_what_the_page_says"),
+    "docs/deploying.md": (2, "tests/test_deploying_page.py::test_the_program_of_the_page_runs_either_way"),
     "docs/finding-out.md": (4, "tests/test_finding_out_page.py::test_the_code_of_the_page_does_what_it_says"),
     "docs/migrating.md": (
         3,
@@ -72,7 +75,7 @@ def programs_of(text: str) -> list[Program]:
         if tag == "python":
             if mark == "continues":
                 programs[-1].source += "\n" + body
-            elif not mark or mark.startswith("step: "):
+            elif not mark or re.fullmatch(r"\w+: \w+", mark):
                 programs.append(Program(body))
             elif mark.startswith("not run: "):
                 programs.append(Program(body, reason=mark.removeprefix("not run: ")))

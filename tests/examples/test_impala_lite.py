@@ -164,12 +164,12 @@ def test_an_actor_waits_for_weights_and_then_is_as_far_ahead_as_the_window_says(
     assert actor.rpc_sync().count() == 0
     with pytest.raises(rpc.RPCTimeoutError):
         next(rpc.Group([actor]).stream(timeout=0.1, window=0).rollouts())
-    actor.rpc_sync().set_weights(3, weights_of(ActorCritic()))
+    actor.rpc_async().set_weights(3, weights_of(ActorCritic())).wait()
     assert next(rollouts)[1].version == 3
     until(lambda: actor.rpc_sync().count() == 3)  # the one taken, the next one asked for, and the window
     for _ in range(20):
         assert actor.rpc_sync().count() == 3, "nobody has taken another one"
-    actor.rpc_sync().set_weights(4, weights_of(ActorCritic()))
+    actor.rpc_async().set_weights(4, weights_of(ActorCritic())).wait()
     assert [next(rollouts)[1].version for _ in range(4)] == [3, 3, 4, 4]
     rollouts.close()
 
