@@ -3,7 +3,7 @@
 `import actorrpc as rpc` gives the names of `torch.distributed.rpc`, and `Actor`, `Role` and `launch` beside them.
 """
 
-from actorrpc import autograd, debug, functions, nn, optim
+from actorrpc import autograd, debug, functions, nn, optim, profiler
 from actorrpc.actor import Actor, forget_actor, get_actor
 from actorrpc.attaching import Attached, attach
 from actorrpc.backends import (
@@ -44,6 +44,7 @@ from actorrpc.functions import batched
 from actorrpc.group import Group, GroupFuture
 from actorrpc.group_streams import GroupStream
 from actorrpc.launch import launch
+from actorrpc.logs import ForwardedLogs, forward_logs
 from actorrpc.named import Named, named
 from actorrpc.options import ProcessGroupRpcBackendOptions, RpcBackendOptions, TensorPipeRpcBackendOptions
 from actorrpc.reducers import register_reducer
@@ -84,6 +85,7 @@ __all__ = [
     "DeadlockError",
     "DeserializationError",
     "DeviceMapError",
+    "ForwardedLogs",
     "Future",
     "GradientMismatchError",
     "Group",
@@ -120,6 +122,7 @@ __all__ = [
     "current_call",
     "debug",
     "forget_actor",
+    "forward_logs",
     "functions",
     "get_actor",
     "get_rpc_timeout",
@@ -131,6 +134,7 @@ __all__ = [
     "nn",
     "no_wait",
     "optim",
+    "profiler",
     "register_backend",
     "register_reducer",
     "remote",
