@@ -62,7 +62,7 @@ def look_at_clock(worker: Worker, record: Record) -> Clock:
     rounds = []
     for _ in range(_ROUNDS):
         sent = monotonic_ns()
-        there = worker.wait_result(ask(worker, record.id, monotonic_ns, timeout=_ROUND_SECONDS))
+        there = worker.wait_result(ask(worker, record.id, tracing.clock, timeout=_ROUND_SECONDS))
         rounds.append((sent, there, monotonic_ns()))
     return best_of(rounds)
 

@@ -7,6 +7,7 @@ they come in order and nobody who prints waits for a network. They are written h
 
 from __future__ import annotations
 
+import functools
 import logging
 import sys
 import threading
@@ -52,7 +53,7 @@ class Tee:
     def write(self, text: str) -> Any:
         written = self.plain.write(text)
         # What a handler of logging writes is a record, which is forwarded as such.
-        if isinstance(text, str) and sys._getframe(1).f_code is not _STREAM_EMIT:
+        if sys._getframe(1).f_code is not _STREAM_EMIT:
             ident = threading.get_ident()
             *lines, rest = (self._pending.pop(ident, "") + text).split("\n")
             if len(rest) > _MOST_PENDING:
@@ -206,16 +207,14 @@ class _Sources:
             source.stop()
 
     def _gone(self, peer: Peer) -> None:
-        mine = [key for key, source in list(self.known.items()) if source.target == peer.record.id]
-        for key in mine if self.worker.open else ():
-            self.worker.clock.start(lambda key=key: self.drop(key), "actorrpc-drop")  # type: ignore[misc]
+        for key, source in list(self.known.items()):
+            if source.target == peer.record.id and self.worker.open:
+                self.worker.clock.start(functools.partial(self.drop, key), "actorrpc-drop")
 
     def _stop(self, plain: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         for key in list(self.known):
             self.drop(key)
         plain(*args, **kwargs)
-
-
 
 
 class Sinks(dict[str, Any]):

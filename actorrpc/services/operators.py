@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from actorrpc.runtime.worker import Worker
 
 _profiler: Any = profiler
+_supported: Any = supported_activities
 _C: Any = torch._C
 _LOOK_SECONDS = 0.2
 _END_SECONDS = 300.0
@@ -52,7 +53,7 @@ class Operators:
         self._thread: Thread | None = None
         self._over = False
         self._wall = 0
-        if profiler._is_profiler_enabled:
+        if _profiler._is_profiler_enabled:
             self.note = "torch's profiler is in use there already, so its operators are missing"
             return
         try:
@@ -79,7 +80,9 @@ class Operators:
             if self._over:
                 break
             if lasted > seconds or grown > growth:
-                reason = f"it was on for {lasted:.0f} s" if lasted > seconds else f"the process grew by {grown >> 20} MiB"
+                reason = (
+                    f"it was on for {lasted:.0f} s" if lasted > seconds else f"the process grew by {grown >> 20} MiB"
+                )
                 self.note = f"torch's operators are missing after the first {lasted:.1f} s: {reason}"
                 break
         try:
@@ -143,7 +146,7 @@ class Operators:
 
 
 def _device() -> str | None:
-    for activity in supported_activities():
+    for activity in _supported():
         if activity is not ProfilerActivity.CPU and activity.name in _DEVICES:
             return _DEVICES[activity.name]
     return None

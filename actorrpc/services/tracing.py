@@ -7,6 +7,7 @@ two ends of an arrow have the same id, which both sides of a call can make up by
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import threading
@@ -20,7 +21,7 @@ from actorrpc.runtime.handling import here
 from actorrpc.services.operators import Operators
 from actorrpc.services.spans import key_of
 from actorrpc.services.taps import taps_of
-from actorrpc.services.witness import Notes, witness_of
+from actorrpc.services.witness import BACKWARD, Notes, witness_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -88,9 +89,7 @@ class _Part:
         self.pieces: Iterator[bytes] | None = None
         self.witness.begin(self.notes)
         if settings.operators:
-            self.operators = Operators(
-                worker, shapes=settings.shapes, seconds=settings.seconds, growth=settings.growth
-            )
+            self.operators = Operators(worker, shapes=settings.shapes, seconds=settings.seconds, growth=settings.growth)
 
     def stop(self) -> None:
         self.witness.end(self.notes)
@@ -129,9 +128,10 @@ class _Parts:
             part.drop()
 
     def _gone(self, peer: Peer) -> None:
-        mine = [key for key, part in list(self._parts.items()) if part.conductor == peer.record.id]
-        if mine and self._worker.open:  # in a thread of its own: the end of torch's profiler takes its time
-            self._worker.clock.start(lambda: [self.drop(key) for key in mine], "actorrpc-drop")  # type: ignore[arg-type, return-value]
+        for key, part in list(self._parts.items()):
+            if part.conductor == peer.record.id and self._worker.open:
+                # In a thread of its own: the end of torch's profiler takes its time.
+                self._worker.clock.start(functools.partial(self.drop, key), "actorrpc-drop")
 
     def _stop(self, plain: Any, *args: Any, **kwargs: Any) -> None:
         for key in list(self._parts):
@@ -162,6 +162,11 @@ def begin(key: str, conductor: int, settings: Settings) -> str:
     return part.operators.note if part.operators is not None else ""
 
 
+def clock() -> int:
+    """Returns what the clock says by which things are noted down."""
+    return monotonic_ns()
+
+
 def end(key: str) -> None:
     """Records no more."""
     _parts().get(key).stop()
@@ -177,7 +182,7 @@ def piece(key: str, clocks: Clocks) -> bytes:
 
 def served(key: str) -> list[Served]:
     """Returns what was noted down of the calls that came."""
-    return [record for record in _parts().get(key).notes.served if record.answered]
+    return [record for record in _parts().get(key).notes.served if record.emitted]
 
 
 def drop(key: str) -> list[str]:
@@ -185,9 +190,7 @@ def drop(key: str) -> list[str]:
     parts = _parts()
     part, notes = parts.get(key), []
     if part.notes.dropped:
-        notes.append(
-            f"{part.notes.dropped} calls were left out after the first {part.settings.calls} (max_calls)"
-        )
+        notes.append(f"{part.notes.dropped} calls were left out after the first {part.settings.calls} (max_calls)")
     if part.operators is not None and part.operators.note:
         notes.append(part.operators.note)
     parts.drop(key)
@@ -277,6 +280,11 @@ def _device_row(row: int, device: int) -> int:
     return _DEVICE_ROWS * row + device
 
 
+def _is_read(call: Sent | Served) -> bool:
+    """Returns whether somebody reads its answer: that of `remote`, or of a part in a backward pass, says only "done"."""
+    return call.verb != "rpc_remote" and call.name != BACKWARD
+
+
 class _Drawn:
     """Turns notes into events."""
 
@@ -327,7 +335,8 @@ class _Drawn:
             yield from self._lasting(key, f"{me}.{sent.number}", sent.thread, sent.began, sent.arrived)
         if sent.reading:
             yield self._slice("read the answer", "part", sent.reader, sent.reading, sent.read or end)
-            yield self._arrow("f", f"{me}.{sent.number}<", sent.reader, sent.reading)
+            if _is_read(sent):
+                yield self._arrow("f", f"{me}.{sent.number}<", sent.reader, sent.reading)
 
     def served(self, served: Served) -> Iterator[Event]:
         key = key_of(served.verb, served.name or "?", self._worker, self._worker.id, served.caller)
@@ -343,7 +352,8 @@ class _Drawn:
         if not served.answered:
             return
         yield self._slice("write the answer", "part", served.answerer, served.replying, served.answered)
-        yield self._arrow("s", f"{which}<", served.answerer, served.emitted)
+        if _is_read(served):
+            yield self._arrow("s", f"{which}<", served.answerer, served.emitted)
         if served.answered > over:
             yield from self._lasting(key, f"{which}@", served.thread, served.begun, served.answered)
 

@@ -131,6 +131,7 @@ class _Own(threading.local):
     wrote = (0, 0)
     emitted = 0
     telling: Sent | None = None
+    answering: Served | None = None
 
 
 def witness_of(worker: Worker) -> Witness:
@@ -196,9 +197,10 @@ class Witness:
             self.threads[own.number] = threading.current_thread().name
         return own.number
 
-    def emitted(self) -> int:
-        """Returns when the present thread last handed a message to the transport."""
-        return self._own.emitted
+    def answering(self, record: Served | None) -> Served | None:
+        """Says which message the present thread answers; returns the one from before."""
+        before, self._own.answering = self._own.answering, record
+        return before
 
     def served(self, caller: int, number: int, verb: str) -> Served | None:
         """Notes down that a message has come; returns None where nobody records."""
@@ -235,9 +237,11 @@ class Witness:
 
     def _emit(self, plain: Callable[..., Any], to: int, out: Any, *args: Any, **kwargs: Any) -> Any:
         self._own.emitted = monotonic_ns()
-        record = self._own.telling
+        record, answer = self._own.telling, self._own.answering
         if record is not None and out[0] == Kind.TELL and not record.number:
             record.number, record.emitted = out[2], self._own.emitted
+        elif answer is not None and out[0] in (Kind.REPLY, Kind.ERROR) and out[2] == answer.number:
+            answer.emitted = self._own.emitted  # now: the caller may ask for it as soon as it has the answer
         return plain(to, out, *args, **kwargs)
 
     def _post(
@@ -344,7 +348,7 @@ class _Witnessed(Message):
         return self._stage
 
     @stage.setter
-    def stage(self, stage: int) -> None:  # type: ignore[override]
+    def stage(self, stage: int) -> None:
         self._stage = stage
         record = self.record
         if record is None:
@@ -379,9 +383,12 @@ class _Witnessed(Message):
 
     def _answer(self, record: Served, answer: Callable[[], None]) -> None:
         record.replying, record.answerer = monotonic_ns(), self._witness.thread()
-        answer()
-        if self.wants_answer:
-            record.emitted = max(record.replying, self._witness.emitted())
+        before = self._witness.answering(record)
+        try:
+            answer()
+        finally:
+            self._witness.answering(before)
+        if record.emitted:
             record.answered = monotonic_ns()
 
 
