@@ -142,8 +142,8 @@ class CallParts:
         write: to write the request, and the answer.
         queue: until the request was handed to the system: for room (`max_pending`), for others' messages.
         wire: under way, there and back, until the other side's receiving thread had it.
-        wait: for the actor, or a thread of the pool; and until a thread of the caller took the answer up (of `rpc_async`:
-            one of the pool, where nobody waits).
+        wait: for the actor, or a thread of the pool; and until a thread of the caller took the answer up
+            (of `rpc_async`: one of the pool, where nobody waits).
         run: in the handler, with whatever that waits for.
         read: to read the request, and the answer.
     """

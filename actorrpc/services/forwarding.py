@@ -16,6 +16,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from actorrpc.runtime.handling import here
+from actorrpc.services.directory import Member
 from actorrpc.services.everyone import ask
 from actorrpc.services.lines import Allowance, shown
 from actorrpc.services.taps import taps_of
@@ -199,7 +200,9 @@ class _Sources:
         self.worker = worker
         self.known: dict[str, _Source] = {}
         worker.members.watchers.append(self._gone)
-        taps_of(worker).put(worker, "stop", self._stop)
+        taps = taps_of(worker)
+        taps.put(worker.services[Member], "say_goodbye", self._stop)  # after which nobody listens
+        taps.put(worker, "stop", self._stop)
 
     def drop(self, key: str) -> None:
         source = self.known.pop(key, None)

@@ -281,7 +281,7 @@ def _device_row(row: int, device: int) -> int:
 
 
 def _is_read(call: Sent | Served) -> bool:
-    """Returns whether somebody reads its answer: that of `remote`, or of a part in a backward pass, says only "done"."""
+    """Returns whether somebody reads its answer: that of `remote`, or of a part in a pass, says only "done"."""
     return call.verb != "rpc_remote" and call.name != BACKWARD
 
 
