@@ -44,7 +44,7 @@ from actorrpc.functions import batched
 from actorrpc.group import Group, GroupFuture
 from actorrpc.group_streams import GroupStream
 from actorrpc.launch import launch
-from actorrpc.logs import ForwardedLogs, forward_logs
+from actorrpc.logs import forward_logs
 from actorrpc.named import Named, named
 from actorrpc.options import ProcessGroupRpcBackendOptions, RpcBackendOptions, TensorPipeRpcBackendOptions
 from actorrpc.reducers import register_reducer
@@ -85,7 +85,6 @@ __all__ = [
     "DeadlockError",
     "DeserializationError",
     "DeviceMapError",
-    "ForwardedLogs",
     "Future",
     "GradientMismatchError",
     "Group",

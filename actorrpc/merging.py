@@ -98,6 +98,8 @@ class Merge:
         self._key = f"{worker.id}-{os.urandom(6).hex()}"
         self._clocks: dict[int, Clock] = {}
         self._records: list[Record] = []
+        self._doubtful: list[Record] = []
+        """Those that did not say that they had begun: they may have."""
         self.origin, self._wall = monotonic_ns(), time_ns()
         try:
             self._everyone = Everyone(
@@ -121,6 +123,7 @@ class Merge:
 
     def _failed(self, record: Record, error: Exception, later: bool) -> None:
         self.missing[record.name] = str(error)
+        self._doubtful.append(record)
 
     # -- the end
 
@@ -144,6 +147,8 @@ class Merge:
             for record in self._records:  # those too that could not be asked for what they have
                 if record.name not in self.names:
                     self._ask(record, tracing.drop, self._key)
+            for record in self._doubtful:
+                self._ask(record, tracing.drop, self._key)
 
     def abandon(self) -> None:
         """Ends the recording without a file."""
@@ -151,7 +156,7 @@ class Merge:
         self._file.close()
         with contextlib.suppress(OSError):
             os.unlink(self.path)
-        for record in self._records:
+        for record in (*self._records, *self._doubtful):
             self._ask(record, tracing.drop, self._key)
 
     def _last_look(self, record: Record) -> Clock | None:

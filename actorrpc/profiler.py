@@ -210,6 +210,7 @@ def breakdown(timeout: float = _SECONDS) -> Iterator[Breakdown]:
 
     def refused(record: Record, error: Exception, _: bool) -> None:
         failed[record.id] = str(error)
+        asked.append(record.id)  # it may have begun all the same
 
     everyone = Everyone(worker, tracing.begin, (key, worker.id, settings), took, refused, timeout=timeout)
     thread = witness.thread()
@@ -239,13 +240,13 @@ def _served(
         return known
     for number in asked:
         try:
-            if number in peers:
+            if number in peers and number not in failed:
                 for record in worker.wait_result(ask(worker, number, tracing.served, key, timeout=timeout)):
                     if record.caller == worker.id:
                         known[number, record.number] = record
             ask(worker, number, tracing.drop, key, timeout=timeout)
         except Exception as e:
-            failed[number] = str(e)
+            failed.setdefault(number, str(e))
     return known
 
 

@@ -19,6 +19,7 @@ import pytest
 
 import actorrpc as rpc
 from actorrpc import session
+from actorrpc.logs import ForwardedLogs
 from actorrpc.services import forwarding
 from actorrpc.services.forwarding import Tee
 from actorrpc.services.lines import Allowance, shown
@@ -198,7 +199,7 @@ def test_two_who_forward_to_each_other_come_to_an_end() -> None:
     assert [line.removeprefix(front()) for line in terminal.lines] == ["once", "end"]
 
 
-_BACK: list[rpc.ForwardedLogs] = []
+_BACK: list[ForwardedLogs] = []
 
 
 def forward_back() -> None:

@@ -42,7 +42,7 @@ def test_the_code_of_the_pages_does_what_they_say(tmp_path: Path, capfd: pytest.
         assert "rpc_sync#forward(worker0 -> worker1)" in names
         assert "torch::distributed::autograd::backward" in names
         head, *lines = world.on(0, run, "look").splitlines()
-        assert head.split() == "call total us write queue wire wait run read".split()
+        assert head.split() == ["call", "total", "us", "write", "queue", "wire", "wait", "run", "read"]
         assert len(lines) == 2
         assert all(line.startswith("rpc_sync#aten::add(worker0 -> worker1) ") for line in lines)
         world.on(0, run, "listen")

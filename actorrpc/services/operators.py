@@ -51,7 +51,7 @@ class Operators:
         self._profile: Any = None
         self._gate: Gate = worker.clock.gate()
         self._thread: Thread | None = None
-        self._over = False
+        self._over = self._unwanted = False
         self._wall = 0
         if _profiler._is_profiler_enabled:
             self.note = "torch's profiler is in use there already, so its operators are missing"
@@ -87,6 +87,8 @@ class Operators:
                 break
         try:
             self._profile.__exit__(None, None, None)
+            if self._unwanted:
+                return
             number, path = tempfile.mkstemp(prefix="actorrpc-trace-", suffix=".json")
             self._path = Path(path)
             os.close(number)
@@ -141,6 +143,7 @@ class Operators:
 
     def drop(self) -> None:
         """Ends it, and forgets what it has recorded. May be called twice."""
+        self._unwanted = True
         self.stop()
         self._remove()
 
