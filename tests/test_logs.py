@@ -53,8 +53,10 @@ def quiet_streams() -> None:
 
 def usual_streams() -> tuple[str, str]:
     """Gives this process its streams back; returns what was written to the others."""
-    texts = sys.stdout.getvalue(), sys.stderr.getvalue()  # type: ignore[attr-defined]
-    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__  # type: ignore[assignment]
+    out: Any = sys.stdout
+    errors: Any = sys.stderr
+    texts = out.getvalue(), errors.getvalue()
+    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
     return texts
 
 

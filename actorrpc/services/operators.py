@@ -51,7 +51,7 @@ class Operators:
         self._profile: Any = None
         self._gate: Gate = worker.clock.gate()
         self._thread: Thread | None = None
-        self._over = self._unwanted = False
+        self._unwanted = False
         self._wall = 0
         if _profiler._is_profiler_enabled:
             self.note = "torch's profiler is in use there already, so its operators are missing"
@@ -74,11 +74,8 @@ class Operators:
         """Ends it when it is asked to, or has grown too large."""
         seconds, growth = self._bounds
         began, size = time.monotonic(), _memory()
-        while not self._over:
-            self._gate.wait(_LOOK_SECONDS)
+        while not self._gate.wait(_LOOK_SECONDS):
             lasted, grown = time.monotonic() - began, _memory() - size
-            if self._over:
-                break
             if lasted > seconds or grown > growth:
                 reason = (
                     f"it was on for {lasted:.0f} s" if lasted > seconds else f"the process grew by {grown >> 20} MiB"
@@ -100,7 +97,6 @@ class Operators:
 
     def stop(self) -> None:
         """Ends it, and writes its file. May be called twice."""
-        self._over = True
         self._gate.open()
         if self._thread is not None:
             self._thread.join(_END_SECONDS)
