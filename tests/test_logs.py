@@ -192,6 +192,8 @@ def test_two_who_forward_to_each_other_come_to_an_end() -> None:
     with quietly(), rpc.forward_logs(stream=terminal):
         rpc.rpc_sync("worker1", forward_back)
         try:
+            print("of rank 0")
+            until(lambda: rpc.rpc_sync("worker1", has_shown, args=("of rank 0",)))
             rpc.rpc_sync("worker1", print, args=("once",))
             terminal.wait_for("once")
             rpc.rpc_sync("worker1", print, args=("end",))
@@ -202,6 +204,11 @@ def test_two_who_forward_to_each_other_come_to_an_end() -> None:
 
 
 _BACK: list[ForwardedLogs] = []
+
+
+def has_shown(text: str) -> bool:
+    out: Any = sys.stdout
+    return text in out.getvalue()
 
 
 def forward_back() -> None:
