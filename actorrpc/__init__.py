@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from actorrpc.version import VERSION
 
 if TYPE_CHECKING:
-    from actorrpc import autograd, debug, functions, nn, optim
+    from actorrpc import autograd, debug, functions, nn, optim, profiler
     from actorrpc.actor import Actor, forget_actor, get_actor
     from actorrpc.attaching import Attached, attach
     from actorrpc.backends import (
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from actorrpc.group import Group, GroupFuture
     from actorrpc.group_streams import GroupStream
     from actorrpc.launching import launch
+    from actorrpc.logs import forward_logs
     from actorrpc.naming import Named, named
     from actorrpc.options import ProcessGroupRpcBackendOptions, RpcBackendOptions, TensorPipeRpcBackendOptions
     from actorrpc.reducers import register_reducer
@@ -115,6 +116,7 @@ _NAMES = {
     "group": ("Group", "GroupFuture"),
     "group_streams": ("GroupStream",),
     "launching": ("launch",),
+    "logs": ("forward_logs",),
     "naming": ("Named", "named"),
     "options": ("ProcessGroupRpcBackendOptions", "RpcBackendOptions", "TensorPipeRpcBackendOptions"),
     "reducers": ("register_reducer",),
@@ -138,7 +140,7 @@ _NAMES = {
 """Which module has which public names. A name is fetched when it is first asked for, so that a program, or a command,
 which only names the package, waits for none of it. The block above tells type checkers the same; a test compares."""
 
-_ROOMS = frozenset(("autograd", "debug", "functions", "nn", "optim"))
+_ROOMS = frozenset(("autograd", "debug", "functions", "nn", "optim", "profiler"))
 """Modules that are public as they are."""
 
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}
@@ -196,6 +198,7 @@ __all__ = [
     "current_call",
     "debug",
     "forget_actor",
+    "forward_logs",
     "functions",
     "get_actor",
     "get_rpc_timeout",
@@ -207,6 +210,7 @@ __all__ = [
     "nn",
     "no_wait",
     "optim",
+    "profiler",
     "register_backend",
     "register_reducer",
     "remote",

@@ -6,7 +6,6 @@ the answers to the calls that it made itself.
 
 from __future__ import annotations
 
-import functools
 import inspect
 import os
 import pickle
@@ -19,6 +18,7 @@ from actorrpc.errors import RemoteError
 from actorrpc.runtime.completion import describe
 from actorrpc.runtime.handling import here
 from actorrpc.services import names
+from actorrpc.services.taps import taps_of
 from actorrpc.session import current
 from actorrpc.wire.envelope import Flag
 from actorrpc.workers import resolve
@@ -116,9 +116,9 @@ class _Recording:
         records = [peer.record.to_json() for peer in worker.peers.values()]
         self._write(FORMAT, worker.record.to_json(), records, name, message.caller, made)
         self._messages[message] = 0
-        post, result = worker.calls.post, worker.result
-        worker.calls.post = functools.partial(self._post, post)  # type: ignore[method-assign]
-        worker.result = functools.partial(self._result, result)  # type: ignore[method-assign]
+        taps = taps_of(worker)
+        taps.put(worker.calls, "post", self._post)
+        taps.put(worker, "result", self._result)
 
     def run(self, message: Message) -> None:
         """Runs one message."""

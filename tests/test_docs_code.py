@@ -40,6 +40,8 @@ BY_OTHERS = {
         3,
         "tests/test_migrating.py::test_every_step_of_the_worked_program_gives_what_it_gives_under_torch",
     ),
+    "docs/logging.md": (2, "tests/test_tracing_page.py::test_the_code_of_the_pages_does_what_they_say"),
+    "docs/tracing.md": (2, "tests/test_tracing_page.py::test_the_code_of_the_pages_does_what_they_say"),
     "docs/testing.md": (4, "tests/test_docs.py::test_the_program_of_the_page_on_testing_passes_its_test"),
 }
 """Pages whose blocks are run elsewhere: how many there are, so that none is added unseen, and a test that runs them."""

@@ -16,11 +16,11 @@ from urllib.parse import unquote, urldefrag
 import pytest
 
 import actorrpc
-from actorrpc import autograd, debug, errors, functions, nn, optim, testing
+from actorrpc import autograd, debug, errors, functions, nn, optim, profiler, testing
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-MODULES = ("autograd", "debug", "functions", "nn", "optim")
+MODULES = ("autograd", "debug", "functions", "nn", "optim", "profiler")
 
 
 def public_names() -> dict[str, object]:
@@ -28,7 +28,7 @@ def public_names() -> dict[str, object]:
     names: dict[str, object] = {}
     for name in actorrpc.__all__:
         names[f"actorrpc.{name}"] = getattr(actorrpc, name)
-    for module in (autograd, debug, nn, optim, testing):
+    for module in (autograd, debug, nn, optim, profiler, testing):
         names |= {f"{module.__name__}.{name}": getattr(module, name) for name in module.__all__}
     own = [value for value in vars(functions).values() if getattr(value, "__module__", "") == functions.__name__]
     names |= {f"actorrpc.functions.{f.__name__}": f for f in own if inspect.isfunction(f) and f.__name__[0] != "_"}

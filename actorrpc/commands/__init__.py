@@ -13,7 +13,7 @@ import sys
 from actorrpc.commands.failing import CommandError
 
 # In the order of --help. A command's module imports what it needs only when it runs: --help stays quick.
-COMMANDS = ("run", "launch", "top", "check", "version")
+COMMANDS = ("run", "launch", "top", "trace", "check", "version")
 
 WRONG_USE = 2  # as argparse ends
 

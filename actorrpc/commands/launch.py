@@ -74,6 +74,10 @@ def declare(commands: Commands) -> None:
         "--token-file", type=Path, metavar="FILE",
         help="a file with the secret that all workers share (docs/security.md); it goes before ACTORRPC_TOKEN",
     )  # fmt: skip
+    parser.add_argument(
+        "--logs", action="store_true",
+        help="show what the workers print and log here, with the worker, host and pid in front of each line",
+    )  # fmt: skip
     parser.set_defaults(runs=runs)
 
 
@@ -89,7 +93,7 @@ def runs(options: argparse.Namespace) -> int:
     try:
         parts = parts_of(_roles(options))
         seat = seat_of(os.environ)
-        play = prepared(parts, RpcBackendOptions(security_token=_token(options.token_file)), seat)
+        play = prepared(parts, RpcBackendOptions(security_token=_token(options.token_file)), seat, options.logs)
     except (ValueError, TypeError, OSError) as error:
         raise CommandError(_line(str(error))) from error
     value = _started(play) if seat is None else _taken(play, f"{parts[seat.rank].name} (rank {seat.rank})")

@@ -27,6 +27,7 @@ from actorrpc.rref import RRef
 from actorrpc.runtime.completion import Call
 from actorrpc.runtime.futures import Future
 from actorrpc.runtime.lanes import Lane
+from actorrpc.services.spans import key_of, name_of
 from actorrpc.session import current, is_available
 from actorrpc.workers import resolve
 
@@ -64,7 +65,7 @@ def call(plain: Callable[..., Any], to: Any, func: Any, args: Any, kwargs: Any, 
     """
     worker = current().worker
     func, args, kwargs = proxies.body_of(func, args, kwargs)
-    number, name = resolve(worker, to), profiling.name_of(func)
+    number, name = resolve(worker, to), name_of(func)
     token = worker.id, next(_numbers)
     assert local.collection is not None
     sent = Recorded(func, name, token, local.collection.settings)
@@ -107,9 +108,9 @@ class _Proxy(proxies.Proxy):
 def _note(verb: str, name: str, worker: Worker, to: int, sent: Recorded | RecordedMethod, token: Any) -> Noted:
     """Notes a call that is about to begin its span; whatever fails from now on fails within that."""
     assert local.collection is not None
-    key = shown = profiling.key_of(verb, name, worker, to)
+    key = shown = key_of(verb, name, worker, to)
     if verb != "remote" and scripted.is_running():
-        shown = profiling.key_of("rpc_async_jit", name, worker, to)  # torch's name for the calls of compiled functions
+        shown = key_of("rpc_async_jit", name, worker, to)  # torch's name for the calls of compiled functions
     noted = Noted(key, shown, worker, to, token, sent)
     local.collection.calls.append(noted)
     return noted

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from actorrpc.options import RpcBackendOptions
 
 
-def launch(*, options: RpcBackendOptions | None = None, **roles: Role | Callable[..., Any] | None) -> Any:
+def launch(
+    *, options: RpcBackendOptions | None = None, logs: bool = False, **roles: Role | Callable[..., Any] | None
+) -> Any:
     """Starts a world of roles on this host, and returns what its driver returns.
 
     Each keyword is a role: a `Role`, or what would be its first argument. The first role's first worker is rank 0, the
@@ -28,6 +30,11 @@ def launch(*, options: RpcBackendOptions | None = None, **roles: Role | Callable
 
     Arguments:
         options: for all workers; the rendezvous is chosen here. Torch's will do as well.
+        logs: whether this process shows what the workers print and log, on its stdout, each line with
+            `[role:index host pid]` in front; of each at most 200 lines a second, and how many were left out. They come
+            through pipes, so what a worker wrote before it was killed is there; a worker's stdout is then no terminal.
+            By default they write to this process's stdout and stderr themselves. Where a launcher has started the
+            workers, which has options for that, nothing.
         roles: the roles, in order.
 
     Returns what the driver's `main` returned.
@@ -38,6 +45,9 @@ def launch(*, options: RpcBackendOptions | None = None, **roles: Role | Callable
         OSError: a directory for checkpoints cannot be made.
         ValueError, TypeError: the roles make no world, or not one of as many workers as a launcher has started; they
             ask for cores or GPUs that are not there; launchers' variables contradict each other.
-        RuntimeError: a role has `devices`, and this process is that worker and has begun to use CUDA.
+        RuntimeError: a role has `devices`, and this process is that worker and has begun to use CUDA; or `logs` on a
+            system that is not POSIX.
     """
-    return prepared(parts_of(roles), options, seat_of(os.environ))()
+    if not isinstance(logs, bool):
+        raise TypeError(f"logs is True or False, not {logs!r}; no role can have this name")
+    return prepared(parts_of(roles), options, seat_of(os.environ), logs)()

@@ -23,6 +23,7 @@ from typing import Literal, NoReturn
 
 from actorrpc import reducers
 from actorrpc.launching.interrupts import INTERRUPTED, ignore_sigint, unblock_sigint
+from actorrpc.launching.output import redirect
 
 READY = b"ready"
 
@@ -40,17 +41,22 @@ class Report:
     lost_a_peer: bool = False  # it died of somebody else's death
 
 
-def main(channel: connection.Connection, parent: int, is_driver: bool) -> None:
+def main(
+    channel: connection.Connection, parent: int, is_driver: bool, output: connection.Connection | None = None
+) -> None:
     """Run one member: take its work from the channel, do it, report.
 
     Args:
         channel: The child's end of the channel that ``processes`` describes.
         parent: The pid of the process that started this one.
         is_driver: Whether the return value is wanted.
+        output: Where stdout and stderr are to go; None leaves them.
 
     Does not return: it ends the process, with code 0 where the function returned.
     """
     _end_with_parent(parent)
+    if output is not None:
+        redirect(output)
     try:
         report, code = _work(channel, is_driver)
     except KeyboardInterrupt:

@@ -30,6 +30,7 @@ from actorrpc.launching import child
 from actorrpc.launching.child import Report
 from actorrpc.launching.deaths import UNGUARDED, died
 from actorrpc.launching.interrupts import sigint_deferred
+from actorrpc.launching.output import Output
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +79,7 @@ class _Process:
     stopped: bool = False  # we have sent it a signal
     again_at: float | None = None  # it has failed, and is to be started again
     pause: float = 0.0  # how long that was waited for the last time
+    output: Output | None = None  # what shows its output
     started_at: float = field(default_factory=time.monotonic)
 
     @property
@@ -90,12 +92,13 @@ class _Process:
         return self.report is not None and self.report.lost_a_peer
 
 
-def run(members: Sequence[Member], *, grace: float = 5.0) -> object:
+def run(members: Sequence[Member], *, grace: float = 5.0, output: Output | None = None) -> object:
     """Run every member in a process of its own until the first one, the driver, has returned.
 
     Args:
         members: What to start; ``members[0]`` is the driver. Their functions and arguments must be picklable.
         grace: Seconds the others have to end by themselves once the driver has returned; then they are stopped.
+        output: Shows what they write; None leaves them this process's stdout and stderr.
 
     Returns:
         What the driver's function returned (None where it called ``sys.exit(0)``).
@@ -115,7 +118,7 @@ def run(members: Sequence[Member], *, grace: float = 5.0) -> object:
     crew: list[_Process] = []
     interrupted = False
     try:
-        _start(members, payloads, crew)
+        _start(members, payloads, crew, output)
         return _supervise(crew, grace)
     except KeyboardInterrupt:
         interrupted = True
@@ -155,7 +158,9 @@ def _main_can_be_imported() -> bool:
     return spec_name is not None or os.path.isfile(getattr(main, "__file__", None) or "")
 
 
-def _start(members: Sequence[Member], payloads: Sequence[bytes], crew: list[_Process]) -> None:
+def _start(
+    members: Sequence[Member], payloads: Sequence[bytes], crew: list[_Process], output: Output | None
+) -> None:
     """Start all, appending to ``crew`` one by one so that an interrupt half-way leaves none unknown."""
     if os.name == "posix":
         # Its first start unblocks SIGINT behind our back, in the very window below that must be closed to it.
@@ -163,7 +168,7 @@ def _start(members: Sequence[Member], payloads: Sequence[bytes], crew: list[_Pro
     with _surroundings(len(members)):
         for index, (member, payload) in enumerate(zip(members, payloads, strict=True)):
             with sigint_deferred():
-                crew.append(_started(member, payload, index == 0))
+                crew.append(_started(member, payload, index == 0, output))
 
 
 def _start_again(crew: list[_Process], index: int) -> None:
@@ -171,7 +176,7 @@ def _start_again(crew: list[_Process], index: int) -> None:
     old = crew[index]
     payload = _pickled(old.member, old.life + 1)
     with _surroundings(len(crew)), sigint_deferred():
-        crew[index] = _started(old.member, payload, False, old.life + 1)
+        crew[index] = _started(old.member, payload, False, old.output, old.life + 1)
         crew[index].pause = old.pause
     _hang_up([old])
     _close([old])
@@ -184,24 +189,31 @@ def _surroundings(members: int) -> Iterator[None]:
         yield
 
 
-def _started(member: Member, payload: bytes, is_driver: bool, life: int = 0) -> _Process:
+def _started(member: Member, payload: bytes, is_driver: bool, output: Output | None, life: int = 0) -> _Process:
     """Start one. In a block of ``sigint_deferred``: children inherit the blocked mask and so cannot be interrupted
     before they are ready to end quietly; and here an interrupt stays pending until the child is in the list.
     """
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=True)
+    reader, writer = context.Pipe(duplex=False) if output is not None else (None, None)
     try:
         process = context.Process(
-            target=child.main, args=(theirs, os.getpid(), is_driver), name=member.name, daemon=False
+            target=child.main, args=(theirs, os.getpid(), is_driver, writer), name=member.name, daemon=False
         )
         with _environment(member.environment):
             process.start()
     except BaseException:
         ours.close()
+        if reader is not None:
+            reader.close()
         raise
     finally:
         theirs.close()
-    return _Process(member.name, member, life, payload, process, ours)
+        if writer is not None:
+            writer.close()
+    if output is not None and reader is not None:
+        output.add(member.name, process.pid or 0, reader)
+    return _Process(member.name, member, life, payload, process, ours, output=output)
 
 
 @contextlib.contextmanager

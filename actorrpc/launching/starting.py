@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from actorrpc.launching import processes
 from actorrpc.launching.member import take_part
+from actorrpc.launching.output import Output
 from actorrpc.launching.shares import CAN_PIN, CANNOT_PIN, Share, shares_of
 from actorrpc.options import RpcBackendOptions, own_options
 from actorrpc.wire.folders import HeldFolder
@@ -26,13 +27,16 @@ _GRACE = 2.0
 """Seconds that a process gets to end after its worker has been ended (see `member`)."""
 
 
-def prepared(parts: Sequence[Part], options: RpcBackendOptions | None, seat: Seat | None) -> Callable[[], Any]:
+def prepared(
+    parts: Sequence[Part], options: RpcBackendOptions | None, seat: Seat | None, logs: bool = False
+) -> Callable[[], Any]:
     """Sees to all that can be wrong before a world begins.
 
     Arguments:
         parts: what its workers are, by rank.
         options: for all of them.
         seat: this process's own place in it; None: this process starts them all.
+        logs: whether it shows what they print and log, as for `launch`.
 
     Returns what plays the world to its end: it returns and raises as `launch` does.
 
@@ -44,13 +48,14 @@ def prepared(parts: Sequence[Part], options: RpcBackendOptions | None, seat: Sea
         os.makedirs(directory, exist_ok=True)
     if seat is not None:
         return functools.partial(_take, seat, share_of_seat(seat, parts), parts, options)
-    return functools.partial(_start_all, parts, shares_of(parts), options)
+    return functools.partial(_start_all, parts, shares_of(parts), options, logs)
 
 
-def _start_all(parts: Sequence[Part], each: Sequence[Share], options: RpcBackendOptions) -> Any:
+def _start_all(parts: Sequence[Part], each: Sequence[Share], options: RpcBackendOptions, logs: bool) -> Any:
     supervised, size = any(part.restarts for part in parts), len(parts)
     if not CAN_PIN and any(share.cpus is not None for share in each):
         log.warning(CANNOT_PIN)
+    output = Output() if logs else None
     folder = HeldFolder()
     try:
         options.init_method = f"file://{folder.path}/store"
@@ -61,8 +66,10 @@ def _start_all(parts: Sequence[Part], each: Sequence[Share], options: RpcBackend
             )
             for rank, (part, share) in enumerate(zip(parts, each, strict=True))
         ]  # fmt: skip
-        return processes.run(members, grace=_GRACE)
+        return processes.run(members, grace=_GRACE, output=output)
     finally:
+        if output is not None:
+            output.close()
         folder.close()
 
 

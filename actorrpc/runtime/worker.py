@@ -99,6 +99,8 @@ class Worker:
         """Calls, with their arguments, the functions and methods that others ask for; None where nobody looks on."""
         self.meter: Meter | None = None
         """Measures how long requests take here; None where nobody looks on."""
+        self.message_class: type[Message] = Message
+        """What messages are made of as they come; who looks on at calls puts a subclass here."""
         self.afoot: set[object] = set()
         """Handlers that are in progress on no thread of the pool: coroutines."""
         self.services: dict[type, Any] = {}
@@ -307,7 +309,7 @@ class Worker:
         number = next(self._numbers)
         if kind <= Kind.TELL:
             deadline = None if remaining == _NEVER else self.clock.now() + remaining
-            message = Message(
+            message = self.message_class(
                 self, kind, flags, caller, call_id, creator, local, chain, context, deadline, number, frames
             )  # fmt: skip
             if kind == Kind.REQUEST and not flags & Flag.CONTROL:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -157,6 +158,21 @@ def test_none_is_not_printed_and_functions_and_servers_are_roles_too(capsys: pyt
     assert capsys.readouterr().out == ""
     assert main(["launch", f"{HERE}:drive", "server=None", "--set", "drive.word=three: "]) == 0
     assert capsys.readouterr().out == "three: 3\n"
+
+
+@pytest.mark.slow
+def test_with_logs_each_line_says_whose_it_is(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(
+        "import actorrpc as rpc\n\nclass Agent(rpc.Actor):\n    def main(self):\n"
+        "        print('begun')\n        return 7\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "actorrpc", "launch", "program:Agent", "--logs"],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(r"\[agent:0 \S+ \d+\] begun\n7\n", done.stdout)
 
 
 @pytest.mark.slow

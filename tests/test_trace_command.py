@@ -1,0 +1,79 @@
+"""`actorrpc trace`: a running world recorded from outside. Real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import actorrpc as rpc
+from actorrpc.commands import main
+from tests.joining import options
+from tests.worlds import World
+
+TOKEN = "only for this test"
+
+
+def come(rank: int, method: str) -> None:
+    chosen = options(method, security_token=TOKEN)
+    rpc.init_rpc(f"w{rank}", rank=rank, rpc_backend_options=chosen)
+
+
+def call_until(flag: str) -> None:
+    end = time.monotonic() + 100
+    while not Path(flag).exists() and time.monotonic() < end:
+        rpc.rpc_sync("w1", abs, args=(-1,))
+        time.sleep(0.005)
+
+
+def trace(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {key: value for key, value in os.environ.items() if key != "ACTORRPC_TOKEN"}
+    return subprocess.run(
+        [sys.executable, "-m", "actorrpc", "trace", *arguments],
+        env=environment, capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+
+
+def test_a_running_world_is_recorded_by_a_guest(tmp_path: Path) -> None:
+    method, flag, secret, out = (f"{tmp_path}/{name}" for name in ("meet", "flag", "token", "trace.json"))
+    Path(secret).write_text(TOKEN + "\n")
+    with World(2, join=False, timeout=110) as world:
+        for rank in (0, 1):
+            world.on(rank, come, rank, f"file://{method}")
+        world.start(0, call_until, flag)
+        done = trace(f"file://{method}", "--seconds", "0.5", "--out", out, "--token-file", secret)
+        Path(flag).touch()
+        world.result(0)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == f"{out}: 2 workers; open it at https://ui.perfetto.dev or chrome://tracing\n"
+        data = json.loads(Path(out).read_text())
+        assert data["otherData"]["workers"] == ["w0", "w1"]
+        rows = {e["pid"] for e in data["traceEvents"] if e["name"] == "rpc_sync#abs(w0 -> w1)" and e["ph"] == "X"}
+        assert rows == {1, 2}
+        for rank in (1, 0):
+            world.on(rank, rpc.shutdown, False)
+
+
+def test_where_there_is_no_world_one_line_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trace", "tcp://nonsense", "--out", f"{tmp_path}/t"]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("actorrpc trace: ")
+    assert error.count("\n") == 1
+
+
+def test_a_token_file_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trace", "tcp://localhost:1", "--token-file", f"{tmp_path}/nothing"]) == 1
+    assert f"the token file '{tmp_path}/nothing' cannot be read" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "soon", "1e9"])
+def test_seconds_that_make_no_sense_are_a_wrong_command_line(seconds: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["trace", "tcp://localhost:1", f"--seconds={seconds}"])
+    assert ended.value.code == 2
+    assert "usage: actorrpc trace" in capsys.readouterr().err
