@@ -236,6 +236,11 @@ class RpcBackendOptions:
             raise TypeError(f"security_token must be a str or bytes, not a {type(token).__name__}")
         if token is not None and not token:
             raise ValueError("security_token (or ACTORRPC_TOKEN) is empty; leave it out where there is none")
+        if isinstance(token, str) and not _is_text(token):
+            raise ValueError(
+                "security_token is a str that cannot be written in UTF-8 (there is half of a surrogate pair in it); "
+                "give it as bytes"
+            )
         self._security_token = token
 
     @property
@@ -403,3 +408,11 @@ def _of_environment(variable: str, default: float) -> float:
         return default if text is None else float(text)
     except ValueError:
         raise ValueError(f"{variable}={text!r} in the environment is not a number of seconds") from None
+
+
+def _is_text(token: str) -> bool:
+    try:  # an undecodable byte of the environment is half of a surrogate pair to Python, and stands for that byte
+        token.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -76,7 +76,7 @@ class Watch:
             try:
                 with chosen(self._session):
                     self._told(info_of(peer.record), peer.reason)
-            except Exception:
+            except BaseException:  # an exit too: it is to be told of the next one all the same
                 log.exception("%s: a callback could not be told of the end of %s", self._session.worker, peer.record)
 
     def stop(self) -> None:

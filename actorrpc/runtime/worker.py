@@ -29,7 +29,7 @@ from actorrpc.runtime.keeper import Keeper
 from actorrpc.runtime.lanes import Job, Lane
 from actorrpc.runtime.limits import Limits
 from actorrpc.runtime.members import Members
-from actorrpc.runtime.message import RUNNING, Message, Parcel
+from actorrpc.runtime.message import RUNNING, GivenUp, Message, Parcel
 from actorrpc.runtime.outbox import Outbox
 from actorrpc.runtime.patience import Patience
 from actorrpc.runtime.peers import Standing
@@ -335,9 +335,9 @@ class Worker:
         message.stage = RUNNING
         if message.flags & Flag.COUNTED:
             self.credit.begin(message)
-        if message.cancelled or (message.deadline is not None and message.deadline <= self.clock.now()):
+        if message.given_up:
             self.serving.drop(message)
-            return  # the caller has given up; what has not begun is not run
+            return  # what has not begun is not run
         here.handling = Handling(self, message, message.chain, message.mailbox, message.turn)
         here.context = message.context
         try:
@@ -347,6 +347,8 @@ class Worker:
             message.fail(e, Flag.UNREAD | (Flag.NEEDS_VALUE if main else 0))
         except DeserializationError as e:
             message.fail(e, Flag.UNREAD)
+        except GivenUp:
+            self.serving.drop(message)
         except BaseException as e:
             message.fail(e)
         finally:
