@@ -23,6 +23,7 @@ from typing import Literal, NoReturn
 
 from actorrpc import reducers
 from actorrpc.launch.interrupts import INTERRUPTED, ignore_sigint, unblock_sigint
+from actorrpc.runtime.forked import end_child
 
 READY = b"ready"
 
@@ -51,6 +52,7 @@ def main(channel: connection.Connection, parent: int, is_driver: bool) -> None:
     Does not return: it ends the process, with code 0 where the function returned.
     """
     _end_with_parent(parent)
+    pid = os.getpid()
     try:
         report, code = _work(channel, is_driver)
     except KeyboardInterrupt:
@@ -58,6 +60,8 @@ def main(channel: connection.Connection, parent: int, is_driver: bool) -> None:
         # a traceback on the terminal: the parent ends whoever does not end.
         ignore_sigint()
         report, code = Report("interrupted"), INTERRUPTED
+    if os.getpid() != pid:  # a child that the member has forked came back: the report is the member's, and so is the end
+        end_child(code)
     ignore_sigint()
     with contextlib.suppress(OSError):  # the parent has hung up: it is ending us
         channel.send_bytes(pickle.dumps(report))

@@ -24,6 +24,7 @@ from actorrpc.runtime.completion import Completion, check_seconds
 from actorrpc.runtime.credit import Credit
 from actorrpc.runtime.crew import Crew
 from actorrpc.runtime.doubts import Doubts
+from actorrpc.runtime.forked import end_child
 from actorrpc.runtime.handling import NO_CONTEXT, Handling, here
 from actorrpc.runtime.keeper import Keeper
 from actorrpc.runtime.lanes import Job, Lane
@@ -114,6 +115,8 @@ class Worker:
         self.open = True
         """False once `stop` has begun: no calls any more."""
         self.closed_because = "it has shut down"
+        self.forked = False
+        """Whether this is its copy in a child that was forked, which can do nothing."""
 
     def __str__(self) -> str:
         return str(self.record)
@@ -352,6 +355,8 @@ class Worker:
         except BaseException as e:
             message.fail(e)
         finally:
+            if self.forked:  # before anything that other threads may have held when there were any
+                end_child()
             self.serving.returned(message)
             here.handling = None
             here.context = NO_CONTEXT
@@ -458,6 +463,11 @@ class Worker:
         return next(self._numbers)
 
     # -- the end
+
+    def disown(self, reason: str) -> None:
+        """Says, in a child that was forked, that the worker is its parent's; nothing is closed."""
+        self.open, self.closed_because = False, reason
+        self.forked = self.crew.forked = True
 
     def stop(self, timeout: float = 5.0, linger: float = 1.0) -> None:
         """Ends the worker: pending calls fail, threads end, sockets close.
