@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from actorrpc.runtime.peers import Standing
-from actorrpc.wire.lookout import state_of
+from actorrpc.wire.lookout import ANSWER, state_of
 from actorrpc.wire.transport import News
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ _REFUSED_SECONDS = 1.0
 """And a peer of another host at whose address nobody listens any more: its goodbye may be on its way."""
 _GOODBYE_SECONDS = 5.0
 """And to one that has closed a connection within this host, or any at the end of the world: it has a reason to."""
-_ANSWER_SHARE, _ANSWER_AT_LEAST = 0.3, 0.5
-"""Of the time of silence: what a peer whose connection has ended gets to answer by a new one."""
+_ANSWER_AT_LEAST = 0.5
+"""And any other one, where its share of the time of silence (`ANSWER`) is less."""
 
 
 class Doubts:
@@ -87,15 +87,15 @@ class Doubts:
             state = state_of(pid)
         if news == News.ENDED or state in ("", "Z", "X"):
             return _Doubt(now, now, f"its process {pid} has ended", True)
-        if state in ("T", "t") and news != News.REFUSED:
+        seconds = max(_ANSWER_AT_LEAST, ANSWER * silence)
+        if state in ("T", "t") and news != News.REFUSED:  # it may go on before that is over, and harm was done to nobody
             reason = f"no sign of life came from it for {silence:g} s: its process {pid} is stopped"
-            return _Doubt(now, now, reason, True)
+            return _Doubt(now, now + seconds, reason, False)
         if news == News.UNREACHED:
             return _Doubt(now, now, f"no connection to it came about within {silence:g} s", True)
         if news == News.REFUSED:
             seconds, reason = _REFUSED_SECONDS, "its connection ended, and nobody listens at its address any more"
         else:
-            seconds = max(_ANSWER_AT_LEAST, _ANSWER_SHARE * silence)
             what = f", or nothing was heard from it for {silence:g} s" if silence and not local else ""
             reason = f"its connection ended{what}, and it did not answer by another one"
         if local or worker.ending:
