@@ -371,7 +371,7 @@ class Limits:
             }
 
 
-_USERS: Final = frozenset(("executor", "handles", "creator", "futures"))
+_USERS: Final = frozenset(("executor", "handles", "creator", "futures", "loop", "batches", "streams"))
 """The modules below the face from which code of the users' is called that may wait."""
 
 
