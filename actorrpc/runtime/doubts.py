@@ -63,6 +63,8 @@ class Doubts:
     def hear(self, number: int, news: str) -> None:
         """Takes news of a peer, from a thread of the transport's."""
         worker, peer = self._worker, self._worker.peers.get(number)
+        if news == News.AWAKE:
+            worker.waking.begin()
         if peer is None or peer.standing is not Standing.MEMBER:
             return
         doubt, known = self._judge(peer, news), self.open.get(number)
@@ -102,8 +104,14 @@ class Doubts:
             seconds = _GOODBYE_SECONDS
         return _Doubt(now, now + seconds, reason, False)
 
+    def inquire(self, number: int, seconds: float) -> None:
+        """Asks a peer for an answer that says whether it still knows this worker; nothing follows if it does not come."""
+        if self.ask is not None:
+            self.ask(number, seconds, next(self._questions))
+
     def reassure(self, number: int, question: int) -> None:
         """Says that a peer has answered a question. Under leadership too."""
+        self._worker.waking.answered(number)
         doubt = self.open.get(number)
         if doubt is not None and not doubt.final and doubt.question == question:
             self.open.pop(number, None)

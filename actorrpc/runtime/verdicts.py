@@ -86,6 +86,10 @@ class Verdicts:
             self._worker.transport.hang_up(way)
         self._ways.clear()
 
+    def is_by(self, number: int) -> bool:
+        """Whether a peer has said that this worker is lost, or the world has."""
+        return bool(self.against) or number in self._tellers
+
     # -- hearing (under leadership: RULE TR1)
 
     def hear(self, frames: Sequence[Frame]) -> None:

@@ -35,6 +35,7 @@ from actorrpc.runtime.outbox import Outbox
 from actorrpc.runtime.patience import Patience
 from actorrpc.runtime.peers import Standing
 from actorrpc.runtime.serving import Serving
+from actorrpc.runtime.waking import Waking
 from actorrpc.wire import envelope
 from actorrpc.wire.codec import NONE, Codec, mentions_main
 from actorrpc.wire.envelope import HEADER_SIZE, MARK, Flag, Kind, context_of
@@ -105,6 +106,7 @@ class Worker:
         self.crew = Crew(record.name, transport, clock, self._route, threads)
         self.keeper = Keeper(self)
         self.doubts = Doubts(self)
+        self.waking = Waking(self)
         self.emit = Outbox(self).emit
         """Sends a message whose payload is written; see `Outbox.emit`."""
         self.wait = Patience(self).wait
@@ -338,6 +340,8 @@ class Worker:
         message.stage = RUNNING
         if message.flags & Flag.COUNTED:
             self.credit.begin(message)
+        if self.waking.active or self.clock.now() >= self.transport.overdue:
+            self.waking.check(message)
         if message.given_up:
             self.serving.drop(message)
             return  # what has not begun is not run

@@ -55,6 +55,8 @@ _RECONNECT, _RECONNECT_AT_MOST = 20, 200
 """Milliseconds until a connection that has ended is made again, and between later attempts."""
 _PROBED, _PROBE = 0.3, 0.5
 """Shares as well: how old a connection is when it is probed, which is after its first ping; and for how long."""
+_KNOCK_SECONDS = 0.5
+_NEVER = float("inf")
 _names = itertools.count(1)
 
 
@@ -115,6 +117,8 @@ class Lookout:
         self._stopped: dict[int, float] = {}
         """Since when a process of this host was seen to stand still, or was last told of: its sockets would not tell."""
         self._next_look = 0.0
+        self.overdue = _NEVER
+        """When this thread must have looked again, unless the process stands still, or one that holds the GIL keeps it."""
         self._closed = False
         self._door = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -221,7 +225,7 @@ class Lookout:
     def _round(self) -> None:
         now = time.monotonic()
         due = [*self._unmade.values(), *self._unproved.values(), *self._probed.values()]
-        if self._pids and self._seconds:
+        if self._seconds and self._has_peers:
             due.append(self._next_look)
         pause = min(due) - now if due else None
         ready = self._poller.poll(None if pause is None else max(0, int(pause * 1000) + 1))
@@ -240,8 +244,10 @@ class Lookout:
         while self._orders:
             self._orders.popleft()()
         now = time.monotonic()
-        if self._pids and self._seconds and now >= self._next_look:
-            self._next_look = now + self._seconds * LOOK
+        if self._seconds and self._has_peers and now >= self._next_look:
+            if now >= self.overdue:
+                self._told(-1, News.AWAKE)  # first: who finds that it is not overdue must know already
+            self._next_look, self.overdue = now + self._seconds * LOOK, now + self._seconds * (LOOK + STILL)
             self._look_for_stopped(now)
         for number in [n for n, until in self._unmade.items() if until <= now]:
             if self._guarded:
@@ -256,6 +262,10 @@ class Lookout:
         for number in [n for n, until in self._probed.items() if until <= now]:
             self._end_probe(number)
             self._told(number, News.CUT if self._unmade.pop(number, None) is None else News.UNREACHED)
+
+    @property
+    def _has_peers(self) -> bool:
+        return bool(self._pids or self._endpoints)
 
     def _look_for_stopped(self, now: float) -> None:
         for number, pid in self._pids.items():
@@ -349,7 +359,7 @@ class Lookout:
 def _address(endpoint: str) -> tuple[int, Any] | None:
     """Returns the family and the address of a ZeroMQ endpoint; None where it is not written in numbers."""
     scheme, _, place = endpoint.partition("://")
-    if scheme == "ipc":
+    if scheme in ("ipc", "unix"):
         return socket.AF_UNIX, place
     host, _, port = place.rpartition(":")
     try:
@@ -357,6 +367,24 @@ def _address(endpoint: str) -> tuple[int, Any] | None:
     except (OSError, ValueError):
         return None
     return found[0][0], found[0][4]
+
+
+def is_shut(endpoint: str) -> bool:
+    """Returns whether nobody listens at an endpoint, as its host says at once; a host that says nothing may be slow, and
+    a process that does nothing listens all the same.
+    """
+    where = _address(endpoint)
+    if where is None:
+        return False
+    with socket.socket(where[0], socket.SOCK_STREAM) as way:
+        way.settimeout(_KNOCK_SECONDS)
+        try:
+            way.connect(where[1])
+        except (ConnectionRefusedError, FileNotFoundError):
+            return True
+        except OSError:
+            return False
+    return False
 
 
 def state_of(pid: int) -> str:

@@ -240,3 +240,64 @@ def test_a_worker_that_is_stopped_as_soon_as_it_is_known_is_noticed_as_well() ->
             until(lambda: world.on(0, lost, 1), 30)
         finally:
             os.kill(world.pid(1), signal.SIGCONT)
+
+
+# -- after it has stood still
+
+
+class Noting(rpc.Actor):
+    """One message at a time."""
+
+    def note(self, path: str, seconds: float = 0.0) -> None:
+        mark_and_sleep(path, seconds)
+
+    def marks(self, path: str) -> int:
+        return marks(path)
+
+
+def tell_and_call(path: str, several: int) -> None:
+    """All that may lie in an inbox: calls of functions and methods, and tells."""
+    noting = kept()["noting"]
+    for _ in range(several):
+        kept().setdefault("futures", []).append(rpc.rpc_async(1, mark, args=(path,), timeout=0))
+        kept()["futures"].append(noting.rpc_async(timeout=0).note(path))
+        noting.tell().note(path)
+
+
+def make_noting() -> None:
+    kept()["noting"] = Noting.spawn(1)
+    kept()["noting"].rpc_sync().marks("")
+
+
+@pytest.mark.parametrize("token", [None, "of the test"])
+def test_of_a_worker_that_is_lost_nothing_is_run_when_it_wakes(token: str | None) -> None:
+    """Neither what lay in its inbox nor what was queued before its actor."""
+    with made(3, **SHORT, security_token=token) as world:
+        early, late = f"{world.folder}/early", f"{world.folder}/late"
+        for rank in (0, 2):
+            world.on(rank, make_noting)
+        world.on(0, lambda: kept()["noting"].tell().note(early, 1.5))
+        until(lambda: marks(early), 20)
+        world.on(0, tell_and_call, late, 1)  # the function's is run; the actor has no time
+        until(lambda: marks(late) == 1, 20)
+        with stopped(world, 1):
+            for rank in (0, 2):
+                world.on(rank, tell_and_call, late, 5)
+            for rank in (0, 2):
+                until(lambda rank=rank: world.on(rank, lost, 1), 20)  # type: ignore[misc]
+        until(lambda: world.on(1, lambda: session.current().worker.members.verdicts.against), 20)
+        time.sleep(2.0)  # for what must not be run
+        assert marks(late) == 1
+        assert marks(early) == 1
+
+
+@pytest.mark.parametrize("token", [None, "of the test"])
+def test_what_lay_before_a_worker_that_stood_still_and_is_a_member_yet_is_run(token: str | None) -> None:
+    with made(2, heartbeat_timeout=4.0, security_token=token) as world:
+        path = f"{world.folder}/marks"
+        world.on(0, make_noting)
+        with stopped(world, 1):
+            world.on(0, tell_and_call, path, 5)
+            time.sleep(2.4)  # long enough for it to ask, and not for it to be lost
+        until(lambda: marks(path) == 15, 20)
+        assert world.on(0, lost, 1) == ""

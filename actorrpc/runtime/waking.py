@@ -1,0 +1,85 @@
+"""A worker that has stood still (its process was stopped, its host asleep) and wakes: is it still a member?
+
+What lies in its inbox by then may come from somebody who has taken it for lost since, and told his callers so. So, for a
+while, nothing is begun before its sender has answered a question: either that it is there, or with a verdict. A process in
+which no thread got on for long, because one held the GIL, cannot be told from one that was stopped, and asks as well.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from actorrpc.runtime.completion import Completion, Waiter
+from actorrpc.runtime.lanes import Lane
+from actorrpc.wire.envelope import Flag
+from actorrpc.wire.lookout import ANSWER
+
+if TYPE_CHECKING:
+    from actorrpc.runtime.message import Message
+    from actorrpc.runtime.peers import Peer
+    from actorrpc.runtime.worker import Worker
+
+
+class Waking:
+    """What one worker does after it has stood still.
+
+    Arguments:
+        worker: whose.
+
+    Attributes:
+        active: whether that was not long ago.
+    """
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._asked: dict[int, Completion] = {}
+        """Those who were asked since; done when they have answered, or are gone."""
+        self._door = threading.Lock()
+        self._times, self._begun = 0, 0.0
+        self.active = False
+        worker.members.watchers.append(self._gone)
+
+    def begin(self) -> None:
+        """Says that the worker has stood still until now; that it is still so may be found by several threads."""
+        with self._door:
+            if self.active and self._worker.clock.now() < self._begun + ANSWER * self._worker.transport.silence:
+                return
+            self._begun = self._worker.clock.now()
+            self._times += 1
+            times, self._asked, self.active = self._times, {}, True
+        self._worker.keeper.after(self._worker.transport.silence, lambda: self._end(times))
+
+    def _end(self, times: int) -> None:
+        with self._door:
+            if times == self._times:
+                self._asked, self.active = {}, False
+
+    def check(self, message: Message) -> None:
+        """Waits, bounded, until the sender of a message has answered; cancels the message if it was by a verdict."""
+        worker, number = self._worker, message.caller
+        if number == worker.id or message.flags & Flag.CONTROL or getattr(message.cell, "lane", None) == Lane.CONTROL:
+            return
+        seconds = ANSWER * worker.transport.silence
+        if not self.active:
+            self.begin()
+        with self._door:
+            answer = self._asked.get(number)
+            first = answer is None
+            if answer is None:
+                answer = self._asked[number] = Completion()
+        if first:
+            worker.doubts.inquire(number, seconds)
+        if not answer.done:
+            worker.crew.wait(answer, worker.clock.now() + seconds, Waiter(worker.clock.gate()))
+        if worker.members.verdicts.is_by(number):
+            message.cancelled = True
+
+    def answered(self, number: int) -> None:
+        """Hears that a peer has answered. Under leadership too."""
+        answer = self._asked.get(number)
+        if answer is not None and not answer.done:
+            self._worker.complete(answer)
+
+    def _gone(self, peer: Peer) -> None:
+        self.answered(peer.record.id)
