@@ -18,8 +18,8 @@ class no_wait:
     options or of an Actor's class), `tell`, `rpc_async`, `remote` and a group's calls raise BackpressureError, and send
     nothing.
 
-    For the present thread or, in a coroutine, for that alone, also over its awaits; what `asyncio.to_thread` runs for it
-    is meant as well. Blocks may be nested.
+    For the present thread or, in a coroutine, for that alone, also over its awaits; and for what `asyncio.to_thread`
+    runs for it. Blocks may be nested.
 
     >>> with rpc.no_wait():
     ...     server.tell().report(state)

@@ -573,12 +573,11 @@ def test_a_call_that_is_given_up_while_its_arguments_are_read_is_never_run(verb:
 
     def program() -> str:
         server = Server.spawn(1)
-        call = {
-            "function": lambda: rpc.rpc_async(1, work, args=(Heavy(3.0),), timeout=limit),
-            "method": lambda: server.rpc_async(timeout=limit).work(Heavy(3.0)),
-            "async": lambda: rpc.rpc_async(1, work_later, args=(Heavy(3.0),), timeout=limit),
-        }[verb]
-        future = call()
+        if verb == "method":
+            future: Any = server.rpc_async(timeout=limit).work(Heavy(3.0))
+        else:
+            function = {"function": work, "async": work_later}[verb]
+            future = rpc.rpc_async(1, function, args=(Heavy(3.0),), timeout=limit)
         rest(2.0)
         if not limit:
             assert future.cancel()

@@ -227,7 +227,8 @@ def test_a_child_that_comes_back_from_a_launched_main_reports_nothing(tmp_path: 
             if pid == 0:
                 return "the child's"
             os.waitpid(pid, 0)
-            return self.world.helper.rpc_sync().name_of()[0]
+            names: list[str] = self.world.helper.rpc_sync().name_of()
+            return names[0]
 
     class Helper(rpc.Actor):
         def name_of(self) -> str:

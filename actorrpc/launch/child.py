@@ -60,7 +60,7 @@ def main(channel: connection.Connection, parent: int, is_driver: bool) -> None:
         # a traceback on the terminal: the parent ends whoever does not end.
         ignore_sigint()
         report, code = Report("interrupted"), INTERRUPTED
-    if os.getpid() != pid:  # a child that the member has forked came back: the report is the member's, and so is the end
+    if os.getpid() != pid:  # a child that the member has forked came back: it is the member who reports
         end_child(code)
     ignore_sigint()
     with contextlib.suppress(OSError):  # the parent has hung up: it is ending us

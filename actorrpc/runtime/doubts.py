@@ -90,7 +90,7 @@ class Doubts:
         if news == News.ENDED or state in ("", "Z", "X"):
             return _Doubt(now, now, f"its process {pid} has ended", True)
         seconds = max(_ANSWER_AT_LEAST, ANSWER * silence)
-        if state in ("T", "t") and news != News.REFUSED:  # it may go on before that is over, and harm was done to nobody
+        if state in ("T", "t") and news != News.REFUSED:  # it may go on before that is over
             reason = f"no sign of life came from it for {silence:g} s: its process {pid} is stopped"
             return _Doubt(now, now + seconds, reason, False)
         if news == News.UNREACHED:
@@ -105,7 +105,7 @@ class Doubts:
         return _Doubt(now, now + seconds, reason, False)
 
     def inquire(self, number: int, seconds: float) -> None:
-        """Asks a peer for an answer that says whether it still knows this worker; nothing follows if it does not come."""
+        """Asks a peer whether it still takes this worker for a member; nothing follows if no answer comes."""
         if self.ask is not None:
             self.ask(number, seconds, next(self._questions))
 

@@ -1,4 +1,4 @@
-"""Children that a handler has forked: they have all that the worker has, and none of its threads but the one they are in.
+"""Children that a handler has forked: they have all that the worker has, but of its threads only the one they are in.
 
 A child that comes back from the handler into the library's own code would go on as the worker: answer its message,
 receive what is sent to its parent, run what is to be run when the program ends. So it ends there.

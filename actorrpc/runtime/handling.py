@@ -41,7 +41,7 @@ class Handling:
 
 NO_CONTEXT = -1
 no_wait: ContextVar[bool] = ContextVar("actorrpc_no_wait", default=False)
-"""Whether what is sent may not wait for room. Not one of `here`: of two coroutines of a thread only one may be meant."""
+"""Whether what is sent may not wait for room. Not in `here`: of two coroutines of a thread only one may be meant."""
 
 
 class _Here(threading.local):

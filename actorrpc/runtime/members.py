@@ -137,7 +137,7 @@ class Members:
             try:
                 watcher(peer)
             except Exception:  # the others are to hear of it all the same
-                log.exception("%s: a part of it could not be told of the end of %s", self._worker.record.name, peer.record)
+                log.exception("%s: one of its parts could not be told of the end of %s", self._worker, peer.record)
 
     def lost_error(self, peer: Peer, consequence: str) -> WorkerLostError:
         """Makes the error for what depended on a peer that is gone, or in whose world this worker is gone."""

@@ -127,7 +127,7 @@ class Kept(Protocol):
         """Puts the result, or the error, in."""
 
 
-class GivenUp(BaseException):  # noqa: N818  # it is no error, and no handler of those may take it
+class GivenUp(BaseException):  # it is no error, and no handler of those may take it
     """While the arguments of a message were read its caller gave up; what has not begun is not run."""
 
 

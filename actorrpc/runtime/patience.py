@@ -35,7 +35,7 @@ class Patience:
         worker, handling = self._worker, here.handling
         if worker.forked:
             raise NotAMemberError(
-                f"this process was forked from {worker} and is no worker itself: what it waits for comes to the other one"
+                f"this process was forked from {worker} and is no worker itself: what it waits for comes to that one"
             )
         if handling is None or handling.turn is None:
             return what.done or worker.crew.wait(what, deadline, Waiter(worker.clock.gate()), lead=lead)

@@ -1,8 +1,9 @@
 """A worker that has stood still (its process was stopped, its host asleep) and wakes: is it still a member?
 
-What lies in its inbox by then may come from somebody who has taken it for lost since, and told his callers so. So, for a
-while, nothing is begun before its sender has answered a question: either that it is there, or with a verdict. A process in
-which no thread got on for long, because one held the GIL, cannot be told from one that was stopped, and asks as well.
+What lies in its inbox by then may come from somebody who has taken it for lost since, and told his callers so. So, for
+a while, nothing is begun before its sender has answered a question: either that it is there, or with a verdict. A
+process in which no thread got on for long, because one held the GIL, cannot be told from one that was stopped, and asks
+as well.
 """
 
 from __future__ import annotations

@@ -33,8 +33,8 @@ Frame: TypeAlias = bytes | memoryview
 
 _KEEP = 64 * 1024  # a pickler whose message was longer is thrown away: its memo table would stay as large
 _WARY = 1000
-"""So many messages are looked through before they are read, after one that could not be: those after it may be broken in
-a worse way. (To do so with each costs some microseconds.)
+"""So many messages are looked through before they are read, after one that could not be: those after it may be broken
+in a worse way. (To do so with each costs some microseconds.)
 """
 _Reducer = Callable[[Any], Any]
 

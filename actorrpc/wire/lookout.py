@@ -44,17 +44,19 @@ log = logging.getLogger("actorrpc")
 _TOLD = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
 PING, LIFE, ANSWER = 0.2, 0.6, 0.35
 """Shares of the heartbeat timeout: between two pings; their time to live, and as long after a ping a ROUTER closes a
-connection over which nothing whole has come; and what a peer then gets to answer. LIFE and ANSWER together leave a little
-of it, so that all is known within it on a busy machine, too.
+connection over which nothing whole has come; and what a peer then gets to answer. LIFE and ANSWER leave a little of it,
+so that all is known within it on a busy machine, too.
 """
 LOOK, STILL = 0.125, 0.4
-"""Shares as well: between two looks at the processes of this host; and for how long one must be seen to stand still before
-it is asked. Both, the next look, and ANSWER are the whole.
+"""Shares as well: between two looks at the processes of this host; and for how long one must be seen to stand still
+before it is asked. Both, the next look, and ANSWER are the whole.
 """
 _RECONNECT, _RECONNECT_AT_MOST = 20, 200
 """Milliseconds until a connection that has ended is made again, and between later attempts."""
-_PROBED, _PROBE = 0.3, 0.5
-"""Shares as well: how old a connection is when it is probed, which is after its first ping; and for how long."""
+PROBED, PROBE = 0.25, 0.4
+"""Shares as well: how old a connection is when it is probed, which is after its first ping; and for how long. With
+ANSWER they are the whole.
+"""
 _KNOCK_SECONDS = 0.5
 _NEVER = float("inf")
 _names = itertools.count(1)
@@ -115,10 +117,10 @@ class Lookout:
         self._pids: dict[int, int] = {}
         """Of this host's peers: descriptors of their processes, by peer and the other way round; and process ids."""
         self._stopped: dict[int, float] = {}
-        """Since when a process of this host was seen to stand still, or was last told of: its sockets would not tell."""
+        """Since when a process of this host was seen to stand still, or was last told of; its sockets do not tell."""
         self._next_look = 0.0
         self.overdue = _NEVER
-        """When this thread must have looked again, unless the process stands still, or one that holds the GIL keeps it."""
+        """When this thread must have looked again, unless the process, or one who holds the GIL, keeps it from it."""
         self._closed = False
         self._door = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -130,7 +132,7 @@ class Lookout:
         dealer.setsockopt(zmq.RECONNECT_IVL, _RECONNECT)
         dealer.setsockopt(zmq.RECONNECT_IVL_MAX, _RECONNECT_AT_MOST)
         reader = self._reader(dealer)
-        share = 1 - _PROBE if self._guarded else 1.0
+        share = 1 - PROBE if self._guarded else 1.0
         until = time.monotonic() + self._seconds * share if self._seconds else 0.0
 
         def begin() -> None:
@@ -272,7 +274,7 @@ class Lookout:
             if state_of(pid) not in ("T", "t"):
                 self._stopped.pop(number, None)
             elif now - self._stopped.setdefault(number, now) >= self._seconds * STILL:
-                self._stopped[number] = now  # it is asked now, and once more if it answers and stands still all the same
+                self._stopped[number] = now  # it is asked now, and again if it stands still after its answer
                 self._told(number, News.CUT)
 
     def _begin_probe(self, number: int) -> None:
@@ -285,7 +287,7 @@ class Lookout:
         probe.setblocking(False)
         with contextlib.suppress(OSError):  # under way, or nobody is there, so that nothing will come
             probe.connect(address)
-        self._probed[number] = time.monotonic() + self._seconds * _PROBE
+        self._probed[number] = time.monotonic() + self._seconds * PROBE
         self._probes[probe.fileno()], self._probers[number] = probe, probe.fileno()
         self._poller.register(probe.fileno(), zmq.POLLIN)
 
@@ -324,7 +326,7 @@ class Lookout:
                 self._ended.discard(number)
                 self._end_probe(number)
                 if self._seconds:
-                    self._unproved[number] = time.monotonic() + self._seconds * _PROBED
+                    self._unproved[number] = time.monotonic() + self._seconds * PROBED
             elif event == zmq.EVENT_DISCONNECTED:
                 if number not in self._unmade and number not in self._ended:
                     self._unproved.pop(number, None)
@@ -370,7 +372,7 @@ def _address(endpoint: str) -> tuple[int, Any] | None:
 
 
 def is_shut(endpoint: str) -> bool:
-    """Returns whether nobody listens at an endpoint, as its host says at once; a host that says nothing may be slow, and
+    """Returns whether nobody listens at an endpoint, as its host says at once. A host that says nothing may be slow, and
     a process that does nothing listens all the same.
     """
     where = _address(endpoint)

@@ -1,7 +1,7 @@
 """Pickles that ask for too much memory: five bytes of one have Python's unpickler make room for billions of objects.
 
-They tell it to keep an object under a number of their choice, and it makes its table as long as that. What picklers write
-has no such number beyond how many objects there are; broken bytes may. To find that out takes a walk over the pickle.
+They tell it to keep an object under a number of their choice, and it makes its table as long as that. What picklers
+write has no number beyond how many objects there are; broken bytes may. To find that out takes a walk over the pickle.
 """
 
 from __future__ import annotations

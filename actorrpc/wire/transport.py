@@ -43,8 +43,8 @@ class Transport(Protocol):
 
     @property
     def overdue(self) -> float:
-        """From when on it may be said that this process has stood still until now; infinity: never. `News.AWAKE` says the
-        same, a little later.
+        """From when on it may be said that this process has stood still until now; infinity: never. `News.AWAKE` says
+        the same, a little later.
         """
 
     def attend(self, peer: int, pid: int) -> None:

@@ -143,6 +143,8 @@ def test_a_stopped_worker_to_which_much_is_on_its_way_is_noticed_as_well() -> No
 
 def test_all_that_is_done_about_a_silent_peer_is_done_within_the_heartbeat_timeout() -> None:
     assert lookout.LIFE + lookout.ANSWER < 1
+    assert lookout.PING < lookout.PROBED
+    assert lookout.PROBED + lookout.PROBE + lookout.ANSWER <= 1
     assert 2 * lookout.LOOK + lookout.STILL + lookout.ANSWER <= 1
     assert lookout.PING * 2 < lookout.LIFE  # one ping may come late
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from actorrpc.errors import DeserializationError, RemoteError, RemoteTraceback
+from actorrpc.errors import GROUPS, DeserializationError, RemoteError, RemoteTraceback
 from actorrpc.wire import failures
 from actorrpc.wire.codec import Codec
 from actorrpc.wire.failures import read_failure, write_failure
@@ -308,13 +308,11 @@ def test_a_remote_traceback_shows_the_users_frames_and_not_the_packages(codec: C
 
 
 def test_an_error_of_the_packages_own_keeps_its_frames(codec: Codec) -> None:
-    error = None
-    try:
+    with pytest.raises(ValueError) as caught:
         failing()
-    except ValueError as e:
-        assert e.__traceback__ is not None
-        error = e.with_traceback(e.__traceback__.tb_next)
-    assert error is not None
+    trace = caught.value.__traceback__
+    assert trace is not None
+    error = caught.value.with_traceback(trace.tb_next)
     assert "in failing" in str(read_failure(write_failure(error, WHERE, codec), Codec()).__cause__)
 
 
@@ -332,7 +330,7 @@ def test_the_frames_of_a_groups_members_are_cut_too(codec: Codec) -> None:
         try:
             through(theirs)
         except KeyError as e:
-            raise failures.GROUPS("several", [e]) from None
+            raise GROUPS("several", [e]) from None
 
     text = text_of(codec, group)
     assert "runtime/through.py" not in text
