@@ -858,8 +858,9 @@ def test_what_lies_before_an_actor_is_no_more_than_each_callers_share() -> None:
 
     def gather() -> tuple[int, int]:
         server = Gated.spawn(0)
-        floods = [rpc.rpc_async(rank, flood_from, args=(rank, server, 100), timeout=0) for rank in range(1, callers + 1)]
-        until(lambda: all(rpc.rpc_sync(rank, current_held_up) for rank in range(1, callers + 1)), 30)
+        ranks = range(1, callers + 1)
+        floods = [rpc.rpc_async(rank, flood_from, args=(rank, server, 100), timeout=0) for rank in ranks]
+        until(lambda: all(rpc.rpc_sync(rank, current_held_up) for rank in ranks), 30)
         home: Any = server.local_value()._home
         lies_here = home.entry.mailbox.mailbox.view().queue
         size = sum(size_of(message.frames) for message in lies_here)

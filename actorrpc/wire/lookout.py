@@ -372,8 +372,8 @@ def _address(endpoint: str) -> tuple[int, Any] | None:
 
 
 def is_shut(endpoint: str) -> bool:
-    """Returns whether nobody listens at an endpoint, as its host says at once. A host that says nothing may be slow, and
-    a process that does nothing listens all the same.
+    """Returns whether nobody listens at an endpoint, as its host says at once. One that says nothing may be slow, and a
+    process that does nothing listens all the same.
     """
     where = _address(endpoint)
     if where is None:

@@ -111,6 +111,51 @@ def test_a_death_in_the_midst_of_a_call_is_noticed_at_once(how: str, child: str)
         assert os.uname().nodename in text
 
 
+class Busy:
+    """Whether the threads are to go on computing, and how many have ended."""
+
+    on = True
+    ended = 0
+
+
+def compute() -> None:
+    while Busy.on:
+        sum(range(1000))
+    Busy.ended += 1
+
+
+def be_busy(threads: int) -> None:
+    for _ in range(threads):
+        threading.Thread(target=compute, daemon=True).start()
+        kept().setdefault("busy", []).append(rpc.rpc_async(0, compute, timeout=0))
+
+
+def rest() -> tuple[int, int]:
+    """Ends the computing; returns how many had ended before, and how many there are."""
+    before, Busy.on = Busy.ended, False
+    for future in kept()["busy"]:
+        future.wait()
+    return before, len(kept()["busy"])
+
+
+@pytest.mark.parametrize("token", [None, "of the test"])
+def test_a_death_is_noticed_by_a_worker_whose_threads_are_all_busy(token: str | None) -> None:
+    """With more handlers than it has threads for, and others beside; the dead one leaves a forked child behind."""
+    with made(2, num_worker_threads=4, security_token=token) as world:
+        path = f"{world.folder}/marks"
+        world.on(1, fork_a_child, path + "-child")
+        world.start(0, call_for_ever, 1, path)
+        until(lambda: marks(path), 20)
+        world.start(1, rpc.rpc_sync, 0, be_busy, (8,))
+        world.result(1)
+        world.let_die(1)
+        world.kill(1)
+        said, text = world.result(0)
+        assert f"its process {world.pid(1)} has ended" in text
+        assert said["may_have_run"]
+        assert world.on(0, rest) == (0, 8)
+
+
 def test_a_call_to_somebody_who_is_lost_already_was_not_sent_and_says_so() -> None:
     with made(2) as world:
         world.kill(1)

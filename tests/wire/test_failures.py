@@ -308,7 +308,7 @@ def test_a_remote_traceback_shows_the_users_frames_and_not_the_packages(codec: C
 
 
 def test_an_error_of_the_packages_own_keeps_its_frames(codec: Codec) -> None:
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ValueError, match="of the package") as caught:
         failing()
     trace = caught.value.__traceback__
     assert trace is not None
