@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING
 from actorrpc.runtime.completion import Completion, Waiter
 from actorrpc.runtime.lanes import Lane
 from actorrpc.wire.envelope import Flag
-from actorrpc.wire.lookout import ANSWER
 
 if TYPE_CHECKING:
     from actorrpc.runtime.message import Message
     from actorrpc.runtime.peers import Peer
     from actorrpc.runtime.worker import Worker
+
+_AT_LEAST_SECONDS = 2.0
+"""What a sender gets to answer: half of the time of silence, or this."""
 
 
 class Waking:
@@ -44,12 +46,15 @@ class Waking:
     def begin(self) -> None:
         """Says that the worker has stood still until now; that it is still so may be found by several threads."""
         with self._door:
-            if self.active and self._worker.clock.now() < self._begun + ANSWER * self._worker.transport.silence:
+            if self.active and self._worker.clock.now() < self._begun + self._patience():
                 return
             self._begun = self._worker.clock.now()
             self._times += 1
             times, self._asked, self.active = self._times, {}, True
-        self._worker.keeper.after(self._worker.transport.silence, lambda: self._end(times))
+        self._worker.keeper.after(2 * self._patience(), lambda: self._end(times))
+
+    def _patience(self) -> float:
+        return max(_AT_LEAST_SECONDS, self._worker.transport.silence / 2)
 
     def _end(self, times: int) -> None:
         with self._door:
@@ -61,7 +66,7 @@ class Waking:
         worker, number = self._worker, message.caller
         if number == worker.id or message.flags & Flag.CONTROL or getattr(message.cell, "lane", None) == Lane.CONTROL:
             return
-        seconds = ANSWER * worker.transport.silence
+        seconds = self._patience()
         if not self.active:
             self.begin()
         with self._door:

@@ -293,8 +293,13 @@ def test_a_worker_that_is_stopped_as_soon_as_it_is_known_is_noticed_as_well() ->
 class Noting(rpc.Actor):
     """One message at a time."""
 
-    def note(self, path: str, seconds: float = 0.0) -> None:
-        mark_and_sleep(path, seconds)
+    def note(self, path: str) -> None:
+        mark(path)
+
+    def hold(self, path: str, until_there: str) -> None:
+        mark(path)
+        while not os.path.exists(until_there):
+            time.sleep(0.01)
 
     def marks(self, path: str) -> int:
         return marks(path)
@@ -321,7 +326,7 @@ def test_of_a_worker_that_is_lost_nothing_is_run_when_it_wakes(token: str | None
         early, late = f"{world.folder}/early", f"{world.folder}/late"
         for rank in (0, 2):
             world.on(rank, make_noting)
-        world.on(0, lambda: kept()["noting"].tell().note(early, 1.5))
+        world.on(0, lambda: kept()["noting"].tell().hold(early, late + "-go"))
         until(lambda: marks(early), 20)
         world.on(0, tell_and_call, late, 1)  # the function's is run; the actor has no time
         until(lambda: marks(late) == 1, 20)
@@ -330,6 +335,7 @@ def test_of_a_worker_that_is_lost_nothing_is_run_when_it_wakes(token: str | None
                 world.on(rank, tell_and_call, late, 5)
             for rank in (0, 2):
                 until(lambda rank=rank: world.on(rank, lost, 1), 20)  # type: ignore[misc]
+            mark(late + "-go")
         until(lambda: world.on(1, lambda: session.current().worker.members.verdicts.against), 20)
         time.sleep(2.0)  # for what must not be run
         assert marks(late) == 1
