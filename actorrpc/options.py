@@ -62,8 +62,8 @@ class RpcBackendOptions:
         max_pending: how many calls this worker may have under way to each other one, and to itself: calls that are not
             answered and tells that have not begun. A quarter of them may be to one actor or object, and to functions.
             Further ones wait for room, or raise BackpressureError (see `no_wait`). `rpc_sync` does not count: it waits
-            for its answer in any case. Each caller has as many for itself; a class with many callers may have a limit of
-            its own (`class Agent(rpc.Actor, max_pending=...)`). Default 40,000.
+            for its answer in any case. Each caller has as many; a class with many callers may have a limit of its own
+            (`class Agent(rpc.Actor, max_pending=...)`). Default 40,000.
         max_pending_bytes: the same in bytes of what has not begun; a larger message goes alone. Default 128 MiB.
         max_message_bytes: a larger message is refused, with a MessageTooLargeError. Default None: any size.
         heartbeat_timeout: after how many seconds without a sign of life (a process that is stopped, a network that is

@@ -104,14 +104,13 @@ class Doubts:
             seconds = _GOODBYE_SECONDS
         return _Doubt(now, now + seconds, reason, False)
 
-    def inquire(self, number: int, seconds: float) -> None:
-        """Asks a peer whether it still takes this worker for a member; nothing follows if no answer comes."""
-        if self.ask is not None:
-            self.ask(number, seconds, next(self._questions))
+    def new_question(self) -> int:
+        """Returns the number of a question that somebody else will ask."""
+        return next(self._questions)
 
     def reassure(self, number: int, question: int) -> None:
         """Says that a peer has answered a question. Under leadership too."""
-        self._worker.waking.answered(number)
+        self._worker.waking.answered(number, question)
         doubt = self.open.get(number)
         if doubt is not None and not doubt.final and doubt.question == question:
             self.open.pop(number, None)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from actorrpc.runtime.peers import Peer
     from actorrpc.runtime.worker import Worker
 
+_NEVER = float("inf")
 _AT_LEAST_SECONDS = 2.0
 """What a sender gets to answer: half of the time of silence, or this."""
 
@@ -36,19 +37,21 @@ class Waking:
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
-        self._asked: dict[int, Completion] = {}
-        """Those who were asked since; done when they have answered, or are gone."""
+        self._asked: dict[int, tuple[Completion, int]] = {}
+        """Those who were asked since: what is done when they have answered, or are gone; and the question."""
         self._door = threading.Lock()
-        self._times, self._begun = 0, 0.0
+        self._times, self._overdue = 0, 0.0
+        """How often it has begun, and since when it was overdue then: several threads may find the same."""
         self.active = False
         worker.members.watchers.append(self._gone)
 
     def begin(self) -> None:
-        """Says that the worker has stood still until now; that it is still so may be found by several threads."""
+        """Says that the worker has stood still until now. From any thread."""
+        overdue = self._worker.transport.overdue
         with self._door:
-            if self.active and self._worker.clock.now() < self._begun + self._patience():
+            if overdue == self._overdue != _NEVER:
                 return
-            self._begun = self._worker.clock.now()
+            self._overdue = overdue
             self._times += 1
             times, self._asked, self.active = self._times, {}, True
         self._worker.keeper.after(2 * self._patience(), lambda: self._end(times))
@@ -67,25 +70,27 @@ class Waking:
         if number == worker.id or message.flags & Flag.CONTROL or getattr(message.cell, "lane", None) == Lane.CONTROL:
             return
         seconds = self._patience()
-        if not self.active:
+        if worker.clock.now() >= worker.transport.overdue:
             self.begin()
         with self._door:
-            answer = self._asked.get(number)
-            first = answer is None
-            if answer is None:
-                answer = self._asked[number] = Completion()
-        if first:
-            worker.doubts.inquire(number, seconds)
+            first = number not in self._asked
+            if first:
+                self._asked[number] = Completion(), worker.doubts.new_question()
+            answer, question = self._asked[number]
+        if first and worker.doubts.ask is not None:
+            worker.doubts.ask(number, seconds, question)
         if not answer.done:
             worker.crew.wait(answer, worker.clock.now() + seconds, Waiter(worker.clock.gate()))
         if worker.members.verdicts.is_by(number):
             message.cancelled = True
 
-    def answered(self, number: int) -> None:
-        """Hears that a peer has answered. Under leadership too."""
-        answer = self._asked.get(number)
-        if answer is not None and not answer.done:
+    def answered(self, number: int, question: int) -> None:
+        """Hears that a peer has answered a question, maybe an older one. Under leadership too."""
+        answer, asked = self._asked.get(number, (None, 0))
+        if answer is not None and question >= asked and not answer.done:
             self._worker.complete(answer)
 
     def _gone(self, peer: Peer) -> None:
-        self.answered(peer.record.id)
+        answer, asked = self._asked.get(peer.record.id, (None, 0))
+        if answer is not None:
+            self.answered(peer.record.id, asked)
