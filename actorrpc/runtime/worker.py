@@ -340,7 +340,7 @@ class Worker:
         message.stage = RUNNING
         if message.flags & Flag.COUNTED:
             self.credit.begin(message)
-        if self.waking.active or self.clock.now() >= self.transport.overdue:
+        if self.clock.now() >= self.transport.overdue or self.waking.active:  # in this order: see the lookout
             self.waking.check(message)
         if message.given_up:
             self.serving.drop(message)
