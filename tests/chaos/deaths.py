@@ -19,6 +19,7 @@ from tests.chaos.table import Tally, cases, heartbeat, needs_heartbeats
 from tests.hosts import Hosts, why_no_slow_links, why_not
 from tests.joining import join_world
 from tests.worlds import World, until
+from tests.worlds import stop as stop_process
 
 _SILENCE = 2.0
 
@@ -126,7 +127,7 @@ def sigstop(tally: Tally, chance: random.Random) -> None:
         path = f"{world.folder}/runs"
 
         def stop() -> None:
-            os.kill(world.pid(1), signal.SIGSTOP)
+            stop_process(world.pid(1))
             world.start(2, call_many, "worker1", path, [f"late {n}" for n in range(5)])  # they lie in its inbox
 
         try:

@@ -17,7 +17,7 @@ import torch
 import actorrpc as rpc
 import actorrpc.autograd as dist_autograd
 from actorrpc import session
-from tests.worlds import World, counts, raised_within, until
+from tests.worlds import World, counts, raised_within, stop, until
 
 SHORT = {"heartbeat_timeout": 1.0}
 """So that a test need not last ten seconds."""
@@ -70,7 +70,7 @@ def lost(rank: int) -> str:
 @contextlib.contextmanager
 def stopped(world: World, rank: int) -> Iterator[None]:
     """The process of a rank stands still in the block."""
-    os.kill(world.pid(rank), signal.SIGSTOP)
+    stop(world.pid(rank))
     try:
         yield
     finally:
