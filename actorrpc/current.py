@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from actorrpc.runtime.handling import here
+from actorrpc.runtime.handling import no_wait as _no_wait
 from actorrpc.runtime.peers import Standing
 from actorrpc.workers import WorkerInfo, info_of
 
@@ -17,7 +18,8 @@ class no_wait:
     options or of an Actor's class), `tell`, `rpc_async`, `remote` and a group's calls raise BackpressureError, and send
     nothing.
 
-    For the present thread; blocks may be nested.
+    For the present thread or, in a coroutine, for that alone, also over its awaits; and for what `asyncio.to_thread`
+    runs for it. Blocks may be nested.
 
     Examples:
         >>> with rpc.no_wait():
@@ -27,10 +29,11 @@ class no_wait:
     __slots__ = ("_outside",)
 
     def __enter__(self) -> None:
-        self._outside, here.no_wait = here.no_wait, True
+        self._outside = _no_wait.get()
+        _no_wait.set(True)
 
     def __exit__(self, *_: object) -> None:
-        here.no_wait = self._outside
+        _no_wait.set(self._outside)
 
 
 class CurrentCall:

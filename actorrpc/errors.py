@@ -316,6 +316,10 @@ else:
     GROUPS = _Group
 
 
+_NAMED = 8
+"""So many members are named first in the text of a GroupError."""
+
+
 class GroupError(_Group, ActorRPCError):
     """Calls to members of a group failed. It is an ExceptionGroup, where Python has that, else very like one.
 
@@ -351,11 +355,13 @@ class GroupError(_Group, ActorRPCError):
     @staticmethod
     def of(errors: Sequence[tuple[str, BaseException]], size: int) -> GroupError:
         """Makes the error of a group's call; its `__cause__` is the first member's."""
+        names = [name for name, _ in errors]
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
         text = "; ".join(f"{name}: {type(e).__name__}: {e}" for name, e in errors)
         made = GroupError(
-            f"{len(errors)} of {size} members of the group failed: {text}",
+            f"{len(errors)} of {size} members of the group failed ({', '.join(names[:_NAMED])}{more}): {text}",
             [e if isinstance(e, Exception) else RemoteError(repr(e)) for _, e in errors],
-            names=[name for name, _ in errors],
+            names=names,
             size=size,
         )
         made.__cause__ = errors[0][1]

@@ -62,7 +62,8 @@ class RpcBackendOptions:
         max_pending: how many calls this worker may have under way to each other one, and to itself: calls that are not
             answered and tells that have not begun. A quarter of them may be to one actor or object, and to functions.
             Further ones wait for room, or raise BackpressureError (see `no_wait`). `rpc_sync` does not count: it waits
-            for its answer in any case. Default 40,000.
+            for its answer in any case. Each caller has as many; a class with many callers may have a limit of its own
+            (`class Agent(rpc.Actor, max_pending=...)`). Default 40,000.
         max_pending_bytes: the same in bytes of what has not begun; a larger message goes alone. Default 128 MiB.
         max_message_bytes: a larger message is refused, with a MessageTooLargeError. Default None: any size.
         heartbeat_timeout: after how many seconds without a sign of life (a process that is stopped, a network that is
@@ -236,6 +237,11 @@ class RpcBackendOptions:
             raise TypeError(f"security_token must be a str or bytes, not a {type(token).__name__}")
         if token is not None and not token:
             raise ValueError("security_token (or ACTORRPC_TOKEN) is empty; leave it out where there is none")
+        if isinstance(token, str) and not _is_text(token):
+            raise ValueError(
+                "security_token is a str that cannot be written in UTF-8 (there is half of a surrogate pair in it); "
+                "give it as bytes"
+            )
         self._security_token = token
 
     @property
@@ -404,3 +410,11 @@ def _of_environment(variable: str, default: float) -> float:
         return default if text is None else float(text)
     except ValueError:
         raise ValueError(f"{variable}={text!r} in the environment is not a number of seconds") from None
+
+
+def _is_text(token: str) -> bool:
+    try:  # an undecodable byte of the environment is half of a surrogate pair to Python, and stands for that byte
+        token.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return False
+    return True

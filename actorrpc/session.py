@@ -198,7 +198,9 @@ class Session:
                 released(value)
 
     def close(self, linger: float, patience: float = 5.0) -> None:
-        """Frees everything."""
+        """Frees everything; in a forked child nothing, as it is all the parent's."""
+        if self.worker.forked:
+            return
         loop: Loop | None = self.worker.services.get(Loop)
         if loop is not None:
             loop.stop(patience)
@@ -389,8 +391,8 @@ def _after_fork() -> None:
     global _forked
     for session in list(_all):
         if session.worker.open:
-            _forked, session.worker.open = True, False
-            session.worker.closed_because = "this process was forked from it, and ZeroMQ does not survive a fork"
+            _forked = True
+            session.worker.disown("this process was forked from it, and ZeroMQ does not survive a fork")
     if _forked:
         this_process.session = here.handling = None
 

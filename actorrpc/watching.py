@@ -94,7 +94,7 @@ class Watch:
                         self._told(info_of(peer.record), peer.reason)
                     elif came and self._joined is not None:
                         self._joined(info_of(peer.record))
-            except Exception:
+            except BaseException:  # an exit too: it is to be told of the next one all the same
                 what = "coming" if came else "end"
                 log.exception(
                     "%s: a callback could not be told of the %s of %s", self._session.worker, what, peer.record

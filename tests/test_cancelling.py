@@ -60,6 +60,14 @@ def watch(what: Any, seconds: float) -> None:
     ran.append(f"{what} ended")
 
 
+@functions.async_execution
+def work_later(what: Any) -> rpc.Future[Any]:
+    ran.append(what)
+    done: rpc.Future[Any] = rpc.Future()
+    done.set_result(what)
+    return done
+
+
 class Server(rpc.Actor):
     """Serves one message at a time."""
 
@@ -538,6 +546,69 @@ def test_the_first_answer_of_any_cancels_the_others() -> None:
                                                        "member:3 saw it"]  # fmt: skip
 
     with_group(program)
+
+
+# -- arguments that take long to read
+
+
+class Heavy:
+    """Takes seconds to be read."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def __reduce__(self) -> Any:
+        return read_slowly, (self.seconds,)
+
+
+def read_slowly(seconds: float) -> str:
+    sleep(seconds)
+    return "read"
+
+
+@pytest.mark.parametrize("how", ["its time runs out", "it is cancelled"])
+@pytest.mark.parametrize("verb", ["function", "method", "async"])
+def test_a_call_that_is_given_up_while_its_arguments_are_read_is_never_run(verb: str, how: str) -> None:
+    limit = 1.0 if how == "its time runs out" else 0
+
+    def program() -> str:
+        server = Server.spawn(1)
+        if verb == "method":
+            future: Any = server.rpc_async(timeout=limit).work(Heavy(3.0))
+        else:
+            function = {"function": work, "async": work_later}[verb]
+            future = rpc.rpc_async(1, function, args=(Heavy(3.0),), timeout=limit)
+        rest(2.0)
+        if not limit:
+            assert future.cancel()
+        with pytest.raises(rpc.RPCTimeoutError if limit else rpc.CancelledError):
+            future.wait()
+        rest(3.0)
+        assert server.rpc_sync().work("next") == "next"  # its turn has ended
+        return ",".join(map(str, ran))
+
+    assert set(in_worlds(program)) == {"next"}
+
+
+def test_an_object_whose_making_is_given_up_while_its_arguments_are_read_is_never_made() -> None:
+    def program() -> str:
+        made = rpc.remote(1, work, args=(Heavy(3.0),), timeout=1.0)
+        rest(4.0)
+        with pytest.raises(rpc.RPCTimeoutError):
+            made.to_here()
+        return ",".join(map(str, ran))
+
+    assert set(in_worlds(program)) == {""}
+
+
+def test_a_tell_whose_arguments_take_long_to_read_is_run() -> None:
+    def program() -> str:
+        server = Server.spawn(1)
+        server.tell().work(Heavy(100.0))
+        rest(200.0)
+        return ",".join(map(str, ran))
+
+    assert set(in_worlds(program)) == {"read"}
 
 
 # -- over processes

@@ -5,7 +5,9 @@ On a virtual clock but for the last ones.
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import re
 import resource
 import threading
 import time
@@ -20,8 +22,10 @@ import actorrpc as rpc
 from actorrpc import functions
 from actorrpc.errors import BackpressureTimeoutError
 from actorrpc.runtime.completion import Completion
+from actorrpc.runtime.handling import no_wait
 from actorrpc.session import chosen, current
 from actorrpc.testing import SimWorld
+from actorrpc.wire.envelope import size_of
 from tests.worlds import World, run_processes, run_world, until
 
 ran: list[Any] = []
@@ -753,6 +757,124 @@ def test_a_producer_is_held_up_between_processes_until_the_actor_goes_on() -> No
             sent, windows = world.on(0, produce, verb)
             assert 60 <= sent <= 70  # a million bytes
             assert windows <= 2
+
+
+# -- coroutines
+
+
+class Calling(rpc.Actor, concurrency=4):
+    """Its coroutines call past a limit."""
+
+    def __init__(self, gated: rpc.RRef[Gated]) -> None:
+        self.gated = gated
+
+    async def flood(self, verb: str, count: int) -> str:
+        """Calls until it is refused; returns how it was."""
+        for n in range(count):
+            try:
+                getattr(self.gated, verb)().take(b"x")
+            except rpc.BackpressureError as e:
+                return f"{n}: {e}"
+        return "it was let"
+
+    async def keep_up(self, count: int) -> int:
+        """Awaits, whenever it is refused, what it has called before."""
+        under_way: list[Any] = []
+        refused = 0
+        for _ in range(count):
+            while True:
+                try:
+                    under_way.append(self.gated.rpc_async().take(b"x"))
+                    break
+                except rpc.BackpressureError:
+                    refused += 1
+                    await under_way.pop(0)
+        for future in under_way:
+            await future
+        return refused
+
+    async def flood_in_a_thread(self, count: int) -> None:
+        for _ in range(count):
+            await asyncio.to_thread(lambda: self.gated.tell().take(b"x"))
+
+    async def say(self) -> str:
+        return "the loop is free"
+
+    async def no_wait_beside_another(self) -> list[bool]:
+        """Whether calls are not to wait: in the block after an await; in a task beside it; in a thread of the block."""
+        inside = asyncio.Event()
+
+        async def block() -> list[bool]:
+            with rpc.no_wait():
+                inside.set()
+                await asyncio.sleep(0.05)
+                return [no_wait.get(), await asyncio.to_thread(no_wait.get)]
+
+        task = asyncio.create_task(block())
+        await inside.wait()
+        beside = no_wait.get()
+        return [*await task, beside, no_wait.get()]
+
+
+def call_past_the_limit() -> dict[str, Any]:
+    gated = Gated.spawn(1)
+    calling = Calling.spawn(0, gated)
+    said: dict[str, Any] = {}
+    for verb in ("tell", "rpc_async", "remote"):
+        said[verb] = calling.rpc_sync(timeout=30).flood(verb, 500)
+    said["meanwhile"] = calling.rpc_sync(timeout=30).say()
+    waits = calling.rpc_async(timeout=0).flood_in_a_thread(100)
+    said["beside a thread that waits"] = calling.rpc_sync(timeout=30).say()
+    rpc.rpc_sync(1, go_on)
+    waits.wait()
+    said["refused"] = calling.rpc_sync(timeout=60).keep_up(300)
+    said["no_wait"] = calling.rpc_sync(timeout=30).no_wait_beside_another()
+    return said
+
+
+def test_a_coroutine_past_a_limit_is_refused_and_the_loop_goes_on() -> None:
+    with World(2, options={"max_pending": 200, "max_pending_bytes": 4_000_000}) as world:
+        said = world.on(0, call_past_the_limit)
+        world.on(1, start_anew)
+    assert re.match(r"50: take was not sent, since a wait for room would block the worker's loop.*await", said["tell"])
+    for verb in ("rpc_async", "remote"):
+        assert said[verb].startswith("0: ")
+    assert said["meanwhile"] == said["beside a thread that waits"] == "the loop is free"
+    assert said["refused"] > 0
+    assert said["no_wait"] == [True, True, False, False]
+
+
+# -- many callers
+
+
+def flood_from(rank: int, server: rpc.RRef[Any], count: int) -> None:
+    for _ in range(count):
+        server.tell().take(bytes(100_000))
+
+
+def test_what_lies_before_an_actor_is_no_more_than_each_callers_share() -> None:
+    """However many call: a window for each of them."""
+    callers, share = 4, 2_000_000
+
+    def gather() -> tuple[int, int]:
+        server = Gated.spawn(0)
+        ranks = range(1, callers + 1)
+        floods = [rpc.rpc_async(rank, flood_from, args=(rank, server, 100), timeout=0) for rank in ranks]
+        until(lambda: all(rpc.rpc_sync(rank, current_held_up) for rank in ranks), 30)
+        home: Any = server.local_value()._home
+        lies_here = home.entry.mailbox.mailbox.view().queue
+        size = sum(size_of(message.frames) for message in lies_here)
+        go_on()
+        for flood in floods:
+            flood.wait()
+        until(lambda: many() == callers * 100, 30)
+        start_anew()
+        return len(lies_here), size
+
+    with World(callers + 1, options={"max_pending_bytes": 4 * share}) as world:
+        count, size = world.on(0, gather)
+    assert callers * share // 200_000 <= count  # each caller has used its share
+    assert size <= callers * share
 
 
 class Slow(rpc.Actor):

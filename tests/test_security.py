@@ -276,6 +276,22 @@ def test_an_empty_token_is_an_error_and_not_a_world_without_one(monkeypatch: pyt
         rpc.RpcBackendOptions()
 
 
+@pytest.mark.parametrize("half", [0xD800, 0xDFFF, 0xD83D])
+def test_a_token_that_is_no_text_is_refused_without_being_shown(half: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match=r"security_token is a str that cannot be written in UTF-8") as caught:
+        rpc.RpcBackendOptions(security_token=f"secret{chr(half)}")
+    assert type(caught.value) is ValueError  # a UnicodeEncodeError holds the token
+    assert "secret" not in repr(caught.value)
+    assert caught.value.__cause__ is caught.value.__context__ is None
+    set_options = rpc.RpcBackendOptions()
+    with pytest.raises(ValueError, match="UTF-8"):
+        set_options.security_token = chr(half)
+    monkeypatch.setenv("ACTORRPC_TOKEN", os.fsdecode(b"secret\xff"))  # no text, but bytes
+    token = rpc.RpcBackendOptions().security_token
+    assert token is not None
+    assert Keys.of(token)._mac == Keys.of(b"secret\xff")._mac
+
+
 def test_the_environment_gives_the_token_unless_the_options_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACTORRPC_TOKEN", "of all")
     assert rpc.RpcBackendOptions().security_token == "of all"

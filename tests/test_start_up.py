@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import logging
 import os
@@ -424,21 +425,43 @@ def test_workers_may_be_started_in_each_way_that_python_has(method: str, tmp_pat
     assert done.stderr == ""
 
 
-@pytest.mark.slow
-def test_who_joins_is_told_that_rank_0_has_ended_meanwhile(meet: str) -> None:
+@pytest.mark.parametrize("token", [None, "of the test"])
+@pytest.mark.parametrize("method", ["file", "tcp"])
+def test_who_joins_hears_soon_that_rank_0_has_ended_meanwhile(method: str, token: str | None, tmp_path: Path) -> None:
     """And not only that others are missing, as rank 0 said while it could."""
+    meet = f"file://{tmp_path}/meet" if method == "file" else f"tcp://127.0.0.1:{free_port()}"
 
-    def program(rank: int, meet: str) -> str:
+    def program(rank: int, meet: str) -> tuple[str, float]:
         if rank == 0:
-            threading.Timer(3.0, os._exit, (1,)).start()
-        options = rpc.RpcBackendOptions(init_method=meet, init_timeout=[60, 10][rank])
+            threading.Timer(2.0, os._exit, (1,)).start()
+        options = rpc.RpcBackendOptions(init_method=meet, init_timeout=300, security_token=token)
+        began = time.monotonic()
         with pytest.raises(rpc.RendezvousError) as caught:
             rpc.init_rpc(f"worker{rank}", rank=rank, world_size=3, rpc_backend_options=options)
-        return str(caught.value)
+        return str(caught.value), time.monotonic() - began
 
     _, joined = run_processes(program, 2, args=(meet,))
-    assert "rank 0 has not answered for" in joined.value
-    assert "missing rank 2" in joined.value
+    text, seconds = joined.value
+    assert seconds < 60
+    assert "rank 0 has ended: nobody listens at" in text
+    assert "missing rank 2" in text
+
+
+@pytest.mark.slow
+def test_who_joins_waits_for_a_rank_0_that_does_not_get_to_answer(meet: str) -> None:
+    """A process that stands still, or whose every thread is kept from running, listens all the same."""
+
+    def program(rank: int, meet: str) -> int:
+        if rank == 0:
+            threading.Timer(1.0, ctypes.PyDLL(None).usleep, (8_000_000,)).start()
+        if rank == 2:
+            time.sleep(7.0)
+        options = rpc.RpcBackendOptions(init_method=meet, init_timeout=60, heartbeat_timeout=1)
+        rpc.init_rpc(f"worker{rank}", rank=rank, world_size=3, rpc_backend_options=options)
+        rpc.shutdown()
+        return rank
+
+    assert [outcome.value for outcome in run_processes(program, 3, args=(meet,))] == [0, 1, 2]
 
 
 def test_of_two_threads_that_call_init_rpc_at_once_one_makes_the_worker() -> None:

@@ -596,6 +596,17 @@ def until(condition: Callable[[], Any], seconds: float = 10.0, what: str = "") -
     return value
 
 
+def stop(pid: int) -> None:
+    """Stops a process, and waits until all of its threads stand still, which takes them a moment."""
+    os.kill(pid, signal.SIGSTOP)
+
+    def still() -> bool:
+        stats = [Path(stat).read_text() for stat in glob.glob(f"/proc/{pid}/task/*/stat")]
+        return all(stat.rsplit(")", 1)[1].split()[0] == "T" for stat in stats)
+
+    until(still)
+
+
 def counts() -> dict[str, int]:
     """Returns this worker's reference counts."""
     return session.current().objects.statistics()

@@ -24,6 +24,7 @@ from typing import Literal, NoReturn
 from actorrpc import reducers
 from actorrpc.launching.interrupts import INTERRUPTED, ignore_sigint, unblock_sigint
 from actorrpc.launching.output import redirect
+from actorrpc.runtime.forked import end_child
 
 READY = b"ready"
 
@@ -57,6 +58,7 @@ def main(
     _end_with_parent(parent)
     if output is not None:
         redirect(output)
+    pid = os.getpid()
     try:
         report, code = _work(channel, is_driver)
     except KeyboardInterrupt:
@@ -64,6 +66,8 @@ def main(
         # a traceback on the terminal: the parent ends whoever does not end.
         ignore_sigint()
         report, code = Report("interrupted"), INTERRUPTED
+    if os.getpid() != pid:  # a child that the member has forked came back: it is the member who reports
+        end_child(code)
     ignore_sigint()
     with contextlib.suppress(OSError):  # the parent has hung up: it is ending us
         channel.send_bytes(pickle.dumps(report))

@@ -42,11 +42,11 @@ class ServiceCell:
     """
 
     def __init__(self, worker: Worker, lane: int, handle: Callable[[Message], None]) -> None:
-        self._perform, self._lane, self.run = worker.perform, lane, handle
+        self._perform, self.lane, self.run = worker.perform, lane, handle
 
     def accept(self, message: Message) -> Job | None:
         message.cell = self
-        return (self._lane, self._perform, message)
+        return (self.lane, self._perform, message)
 
 
 class MailboxCell:

@@ -27,6 +27,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from actorrpc.runtime.completion import Waiter
+from actorrpc.runtime.forked import end_child
 from actorrpc.runtime.lanes import Job, Lane, Lanes
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ class Crew:
         self._threads: dict[int, Thread] = {}
         self._made = 0
         self._place = _Place()
-        self.stopping = False
+        self.stopping = self.forked = False
         self.active = False
         """Whether the keeper must tick; `alarm` is called when it becomes True."""
         self.alarm: Callable[[], None] = lambda: None
@@ -276,8 +277,7 @@ class Crew:
         if self._idle:
             return self._idle.pop()
         if not self.stopping:
-            self._made += 1
-            number = self._made
+            number = self._made = self._made + 1
             self._threads[number] = self._clock.start(lambda: self._work(number), f"{self._name}-hand-{number}")
         return None
 
@@ -332,17 +332,17 @@ class Crew:
         except BaseException:  # of this library's own or a callback's; the thread goes on, or its place would be lost
             log.exception("%s: a job failed", self._name)
         finally:
+            if self.forked:
+                end_child()
             del argument
             self._place.held = None
             with self._door:
                 self._lanes.end(lane)
 
     def _lend(self, lane: int) -> None:
-        gate = None
         self._place.held = None
         with self._door:
-            if self._lanes.lend(lane):
-                gate = self._hand()
+            gate = self._hand() if self._lanes.lend(lane) else None
         if gate is not None:
             gate.open()
 

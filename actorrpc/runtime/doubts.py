@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from actorrpc.runtime.peers import Standing
-from actorrpc.wire.lookout import state_of
+from actorrpc.wire.lookout import ANSWER, state_of
 from actorrpc.wire.transport import News
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ _REFUSED_SECONDS = 1.0
 """And a peer of another host at whose address nobody listens any more: its goodbye may be on its way."""
 _GOODBYE_SECONDS = 5.0
 """And to one that has closed a connection within this host, or any at the end of the world: it has a reason to."""
-_ANSWER_SHARE, _ANSWER_AT_LEAST = 0.3, 0.5
-"""Of the time of silence: what a peer whose connection has ended gets to answer by a new one."""
+_ANSWER_AT_LEAST = 0.5
+"""And any other one, where its share of the time of silence (`ANSWER`) is less."""
 
 
 class Doubts:
@@ -63,6 +63,8 @@ class Doubts:
     def hear(self, number: int, news: str) -> None:
         """Takes news of a peer, from a thread of the transport's."""
         worker, peer = self._worker, self._worker.peers.get(number)
+        if news == News.AWAKE:
+            worker.waking.begin()
         if peer is None or peer.standing is not Standing.MEMBER:
             return
         doubt, known = self._judge(peer, news), self.open.get(number)
@@ -87,23 +89,28 @@ class Doubts:
             state = state_of(pid)
         if news == News.ENDED or state in ("", "Z", "X"):
             return _Doubt(now, now, f"its process {pid} has ended", True)
-        if state in ("T", "t") and news != News.REFUSED:
+        seconds = max(_ANSWER_AT_LEAST, ANSWER * silence)
+        if state in ("T", "t") and news != News.REFUSED:  # it may go on before that is over
             reason = f"no sign of life came from it for {silence:g} s: its process {pid} is stopped"
-            return _Doubt(now, now, reason, True)
+            return _Doubt(now, now + seconds, reason, False)
         if news == News.UNREACHED:
             return _Doubt(now, now, f"no connection to it came about within {silence:g} s", True)
         if news == News.REFUSED:
             seconds, reason = _REFUSED_SECONDS, "its connection ended, and nobody listens at its address any more"
         else:
-            seconds = max(_ANSWER_AT_LEAST, _ANSWER_SHARE * silence)
             what = f", or nothing was heard from it for {silence:g} s" if silence and not local else ""
             reason = f"its connection ended{what}, and it did not answer by another one"
         if local or worker.ending:
             seconds = _GOODBYE_SECONDS
         return _Doubt(now, now + seconds, reason, False)
 
+    def new_question(self) -> int:
+        """Returns the number of a question that somebody else will ask."""
+        return next(self._questions)
+
     def reassure(self, number: int, question: int) -> None:
         """Says that a peer has answered a question. Under leadership too."""
+        self._worker.waking.answered(number, question)
         doubt = self.open.get(number)
         if doubt is not None and not doubt.final and doubt.question == question:
             self.open.pop(number, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -39,17 +40,18 @@ class Handling:
 
 
 NO_CONTEXT = -1
+no_wait: ContextVar[bool] = ContextVar("actorrpc_no_wait", default=False)
+"""Whether what is sent may not wait for room. Not in `here`: of two coroutines of a thread only one may be meant."""
 
 
 class _Here(threading.local):
     handling: Handling | None = None
     context: int = NO_CONTEXT
-    no_wait: bool = False
 
 
 here = _Here()
 """`here.handling`: what the present thread is doing; None in threads of the user's own. `here.context`: the autograd
-context that its messages belong to, or NO_CONTEXT. `here.no_wait`: whether what it sends may not wait for room.
+context that its messages belong to, or NO_CONTEXT.
 """
 
 

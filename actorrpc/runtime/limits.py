@@ -26,9 +26,10 @@ import threading
 from typing import TYPE_CHECKING, Any, Final
 
 from actorrpc.errors import ActorRPCError, BackpressureError, BackpressureTimeoutError
+from actorrpc.runtime.awaiting import NO_TURN
 from actorrpc.runtime.completion import Waiter, describe
 from actorrpc.runtime.credit import BATCH, BATCH_BYTES
-from actorrpc.runtime.handling import NO_CONTEXT, here
+from actorrpc.runtime.handling import NO_CONTEXT, here, no_wait
 from actorrpc.runtime.lanes import Lane
 from actorrpc.runtime.windows import MOST_PATIENCE, Counted, Place, Room, Window
 from actorrpc.wire.envelope import HEADER_SIZE, Flag, Kind, size_of
@@ -156,9 +157,16 @@ class Limits:
         if window.open and window.fits(size):
             window.add(size)
             room.done = room.granted = True
-        elif here.no_wait:
+        elif no_wait.get():
             self._tidy(window)
             raise BackpressureError(f"{describe(what)} was not sent: {self._state(window)}")
+        elif here.handling is not None and here.handling.turn is NO_TURN:
+            self._tidy(window)
+            raise BackpressureError(
+                f"{describe(what)} was not sent, since a wait for room would block the worker's loop, and with it all "
+                f"its coroutines: `await` earlier answers, or `await asyncio.to_thread(...)` what is to wait. "
+                f"{self._state(window)}"
+            )
         else:
             if not window.waiting:
                 window.moved = self._worker.clock.now()
@@ -363,7 +371,7 @@ class Limits:
             }
 
 
-_USERS: Final = frozenset(("executor", "handles", "creator", "futures"))
+_USERS: Final = frozenset(("executor", "handles", "creator", "futures", "loop", "batches", "streams"))
 """The modules below the face from which code of the users' is called that may wait."""
 
 

@@ -142,7 +142,10 @@ class Members:
 
     def _tell_watchers(self, peer: Peer) -> None:
         for watcher in list(self.watchers):
-            watcher(peer)
+            try:
+                watcher(peer)
+            except Exception:  # the others are to hear of it all the same
+                log.exception("%s: one of its parts could not be told of the end of %s", self._worker, peer.record)
 
     def lost_error(self, peer: Peer, consequence: str) -> WorkerLostError:
         """Makes the error for what depended on a peer that is gone, or in whose world this worker is gone."""

@@ -145,6 +145,10 @@ class Kept(Protocol):
         """Puts the result, or the error, in."""
 
 
+class GivenUp(BaseException):  # it is no error, and no handler of those may take it
+    """While the arguments of a message were read its caller gave up; what has not begun is not run."""
+
+
 class Message:
     """One request or tell, with everything its handler needs to answer it.
 
@@ -216,14 +220,22 @@ class Message:
 
         Raises:
             DeserializationError: it cannot be read here.
+            GivenUp: the caller gave up meanwhile.
         """
         frames, self.frames = self.frames, ()
         payload = [memoryview(frames[0])[HEADER_SIZE:], *frames[1:]]
         parcel = Parcel(self.worker, self.caller)
-        if self.context == NO_CONTEXT:
-            return self.worker.codec.loads(payload, parcel)
-        parcel.open(self.context)
-        return parcel.opened(self.worker.codec.loads(payload, parcel))
+        if self.context != NO_CONTEXT:
+            parcel.open(self.context)
+        value = self.worker.codec.loads(payload, parcel)
+        if self.given_up:
+            raise GivenUp
+        return parcel.opened(value)
+
+    @property
+    def given_up(self) -> bool:
+        """Whether its caller has said that it no longer waits, or its time has run out."""
+        return self.cancelled or (self.deadline is not None and self.deadline <= self.worker.clock.now())
 
     def reply(self, value: object) -> None:
         """Answers with a value; with an error where it cannot be written. Tells are not answered."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from actorrpc.errors import NotAMemberError
 from actorrpc.runtime.cells import MailboxCell
 from actorrpc.runtime.completion import Completion, Waiter
 from actorrpc.runtime.handling import here
@@ -27,8 +28,15 @@ class Patience:
         """Blocks until something is done, at most until `deadline`; returns whether it is.
 
         In an actor's handler the mailbox is served meanwhile (RULES MB2, MB3).
+
+        Raises:
+            NotAMemberError: this is a child that was forked, to which nothing comes.
         """
         worker, handling = self._worker, here.handling
+        if worker.forked:
+            raise NotAMemberError(
+                f"this process was forked from {worker} and is no worker itself: what it waits for comes to that one"
+            )
         if handling is None or handling.turn is None:
             return what.done or worker.crew.wait(what, deadline, Waiter(worker.clock.gate()), lead=lead)
         mailbox, turn = handling.mailbox, handling.turn

@@ -43,7 +43,6 @@ class Verdicts:
         worker: whose.
 
     Attributes:
-        speaks: whether what this worker says of a loss holds for the whole world.
         against: why the world has taken this worker for lost, and who says so; "" where it has not.
     """
 
@@ -53,8 +52,15 @@ class Verdicts:
         self._tellers: set[int] = set()
         """Those who have said that this worker is lost; they need not hear the same in return."""
         self._said = ""
-        self.speaks = False
         self.against = ""
+
+    @property
+    def speaks(self) -> bool:
+        """Whether what this worker says of a loss holds for the whole world."""
+        return min(self._members(), default=-1) == self._worker.id
+
+    def _members(self) -> list[int]:
+        return [n for n, peer in list(self._worker.peers.items()) if peer.standing is Standing.MEMBER]
 
     # -- telling
 
@@ -85,6 +91,10 @@ class Verdicts:
         for way in list(self._ways):
             self._worker.transport.hang_up(way)
         self._ways.clear()
+
+    def is_by(self, number: int) -> bool:
+        """Whether a peer has said that this worker is lost, or the world has."""
+        return bool(self.against) or number in self._tellers
 
     # -- hearing (under leadership: RULE TR1)
 
@@ -132,8 +142,7 @@ class Verdicts:
 
     def reconsider(self) -> None:
         """Sees whether this worker is left alone, and has been told why."""
-        members = [n for n, peer in list(self._worker.peers.items()) if peer.standing is Standing.MEMBER]
-        if self._said and members == [self._worker.id]:
+        if self._said and self._members() == [self._worker.id]:
             self._condemned()
 
     def _condemned(self) -> None:

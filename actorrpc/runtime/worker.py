@@ -24,16 +24,18 @@ from actorrpc.runtime.completion import Completion, check_seconds
 from actorrpc.runtime.credit import Credit
 from actorrpc.runtime.crew import Crew
 from actorrpc.runtime.doubts import Doubts
+from actorrpc.runtime.forked import end_child
 from actorrpc.runtime.handling import NO_CONTEXT, Handling, here
 from actorrpc.runtime.keeper import Keeper
 from actorrpc.runtime.lanes import Job, Lane
 from actorrpc.runtime.limits import Limits
 from actorrpc.runtime.members import Members
-from actorrpc.runtime.message import RUNNING, Message, Parcel, Route
+from actorrpc.runtime.message import RUNNING, GivenUp, Message, Parcel, Route
 from actorrpc.runtime.outbox import Outbox
 from actorrpc.runtime.patience import Patience
 from actorrpc.runtime.peers import Standing
 from actorrpc.runtime.serving import Serving
+from actorrpc.runtime.waking import Waking
 from actorrpc.wire import envelope
 from actorrpc.wire.codec import NONE, Codec, mentions_main
 from actorrpc.wire.envelope import HEADER_SIZE, MARK, Flag, Kind, context_of, size_of
@@ -108,6 +110,7 @@ class Worker:
         self.crew = Crew(record.name, transport, clock, self._route, threads)
         self.keeper = Keeper(self)
         self.doubts = Doubts(self)
+        self.waking = Waking(self)
         self.outbox = Outbox(self)
         self.emit = self.outbox.emit
         """Sends a message whose payload is written; see `Outbox.emit`."""
@@ -119,6 +122,8 @@ class Worker:
         self.open = True
         """False once `stop` has begun: no calls any more."""
         self.closed_because = "it has shut down"
+        self.forked = False
+        """Whether this is its copy in a child that was forked, which can do nothing."""
 
     def __str__(self) -> str:
         return str(self.record)
@@ -351,9 +356,11 @@ class Worker:
         message.stage = RUNNING
         if message.flags & Flag.COUNTED:
             self.credit.begin(message)
-        if message.cancelled or (message.deadline is not None and message.deadline <= self.clock.now()):
+        if self.clock.now() >= self.transport.overdue or self.waking.active:  # in this order: see the lookout
+            self.waking.check(message)
+        if message.given_up:
             self.serving.drop(message)
-            return  # the caller has given up; what has not begun is not run
+            return  # what has not begun is not run
         here.handling = Handling(self, message, message.chain, message.mailbox, message.turn)
         here.context = message.context
         try:
@@ -363,9 +370,13 @@ class Worker:
             message.fail(e, Flag.UNREAD | (Flag.NEEDS_VALUE if main else 0))
         except DeserializationError as e:
             message.fail(e, Flag.UNREAD)
+        except GivenUp:
+            self.serving.drop(message)
         except BaseException as e:
             message.fail(e)
         finally:
+            if self.forked:  # before anything that other threads may have held when there were any
+                end_child()
             self.serving.returned(message)
             here.handling = None
             here.context = NO_CONTEXT
@@ -472,6 +483,11 @@ class Worker:
         return next(self._numbers)
 
     # -- the end
+
+    def disown(self, reason: str) -> None:
+        """Says, in a child that was forked, that the worker is its parent's; nothing is closed."""
+        self.open, self.closed_because = False, reason
+        self.forked = self.crew.forked = True
 
     def stop(self, timeout: float = 5.0, linger: float = 1.0) -> None:
         """Ends the worker: pending calls fail, threads end, sockets close.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from actorrpc.errors import UnknownNameError
 from actorrpc.runtime.lanes import Job, Lane
+from actorrpc.runtime.message import GivenUp
 from actorrpc.services.executor import invoke
 from actorrpc.services.ids import CREATOR
 
@@ -57,6 +58,8 @@ def keeping(message: Message) -> Iterator[Callable[[Any], None]]:
 
     try:
         yield give
+    except GivenUp:
+        raise  # it is dropped like one that has not begun
     except BaseException as e:
         if not (isinstance(e, UnknownNameError) and e.module in ("__main__", "__mp_main__")):
             kept.fill(None, e)  # else the caller sends it again, by value

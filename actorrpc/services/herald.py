@@ -79,7 +79,6 @@ class Herald:
             return
         members = self._members()
         first = min(members, default=worker.id)
-        worker.members.verdicts.speaks = first == worker.id
         if number < first:  # it was the herald
             self._reach(members if first == worker.id else [first])
         if first == worker.id:

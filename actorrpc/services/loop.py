@@ -26,6 +26,7 @@ from actorrpc.runtime.awaiting import LoopGate, Wake, on_loop
 from actorrpc.runtime.cells import MailboxCell
 from actorrpc.runtime.clock import SystemClock
 from actorrpc.runtime.completion import Completion
+from actorrpc.runtime.forked import end_child
 from actorrpc.runtime.handling import Handling, here
 
 if TYPE_CHECKING:
@@ -265,6 +266,8 @@ class _Carried(Coroutine[Any, Any, Any]):
         try:
             return step(*args)
         finally:
+            if self._handling is not None and self._handling.worker.forked:
+                end_child()
             self._context, self._grad = here.context, torch.is_grad_enabled()
             here.handling, here.context = outside, context
             if grad is not self._grad:
@@ -298,6 +301,8 @@ def _elsewhere(handling: Handling, context: int, function: Callable[[], Any]) ->
     try:
         return function()
     finally:
+        if handling.worker.forked:
+            end_child()
         del here.handling, here.context
 
 

@@ -21,6 +21,7 @@ from actorrpc.services.elastic import Door, Elastic, hint_of
 from actorrpc.services.ending import Ending
 from actorrpc.services.neighbours import Neighbours, note_leaving
 from actorrpc.services.roster import ELASTIC, mixture
+from actorrpc.wire.lookout import is_shut
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -110,6 +111,7 @@ class _Joining:
         self._heard = -math.inf
         self._dialled = math.inf
         self._session = self._where = ""
+        self._endpoints: list[str] = []
         self._size = ELASTIC
         """That of the world, as the hint says."""
         self._elastic = hello.world_size == ELASTIC
@@ -156,6 +158,8 @@ class _Joining:
             if hint is not None and self._session:
                 self._greet()
             worker.wait(self._verdict, min(deadline, now() + _GREET_SECONDS), lead=False)
+            if self._status and self._heard < now() - _SILENCE_SECONDS and all(map(is_shut, self._endpoints)):
+                raise RendezvousError(f"{worker} could not join its world: {self._why()}")
             if self._mixes() and max(self._heard, self._dialled) < now() - _SILENCE_SECONDS:
                 raise RendezvousError(
                     mixture(
@@ -208,6 +212,8 @@ class _Joining:
     def _why(self) -> str:
         if not self._where:
             return f"rank 0 has published no address {self._store.seen()}"
+        if self._status and all(map(is_shut, self._endpoints)):
+            return f"rank 0 has ended: nobody listens at {self._where} any more. The last that it said: {self._status}"
         silent = self._worker.clock.now() - self._heard - _LAST_WORD_SECONDS
         if silent < _SILENCE_SECONDS:
             return self._status
@@ -225,6 +231,7 @@ class _Joining:
             size = int(data.get("world_size", ELASTIC))
             self._worker.transport.dial(_WAY, endpoints)
             self._session, self._where, self._size = session, " or ".join(endpoints), size
+            self._endpoints, self._status = endpoints, ""  # what an earlier one said, which has ended, counts no more
             self._dialled = self._worker.clock.now()
         except Exception:
             self._session = ""  # somebody else's words: read it again

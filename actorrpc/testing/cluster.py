@@ -15,6 +15,7 @@ from actorrpc.runtime.worker import Worker
 from actorrpc.session import Session
 from actorrpc.testing.network import Network, SimTransport
 from actorrpc.testing.simulation import Simulation, SimulationError
+from actorrpc.wire.lookout import LIFE, LOOK, STILL
 from actorrpc.wire.transport import News
 
 if TYPE_CHECKING:
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
 
 _NOTICE_SECONDS = 0.2
 """What it takes at the most until an ended process, or the end of its connections, is seen."""
-_SILENT_SHARE = 0.7
-"""Of the time of silence: after which a connection counts as ended; the rest is for a question and its answer."""
 _AGAIN_SECONDS = 0.5
 _EPOCH = 1e9
 
@@ -121,7 +120,7 @@ class SimProcess:
 
     def pause(self) -> None:
         """Stops it, as SIGSTOP does. Others notice by its silence."""
-        self._paused = True
+        self._paused, self._paused_at = True, self._cluster.simulation.time
         self._cluster.simulation.freeze(self._owner)
         for other in self._cluster.processes:
             if other is not self:
@@ -130,6 +129,10 @@ class SimProcess:
     def resume(self) -> None:
         """Lets it go on, as SIGCONT does."""
         if not self._killed:
+            silence, time = self._cluster.silence, self._cluster.simulation.time
+            if self._paused and silence is not None and time - self._paused_at >= silence * (LOOK + STILL):
+                for session in self.sessions:
+                    session.worker.transport.told(-1, News.AWAKE)
             self._paused = False
             self._cluster.simulation.thaw(self._owner)
 
@@ -313,7 +316,7 @@ class SimCluster:
             elif frozenset((other.name, dead.name)) in self._cuts:
                 if self.silence is None:
                     continue
-                delay, news = self.silence * _SILENT_SHARE, News.CUT
+                delay, news = self.silence * LIFE, News.CUT
             self._in(delay, other, session.worker.record, news)
 
     def _listen(self, a: SimProcess, b: SimProcess, still: Callable[[], bool], both: bool = True) -> None:
@@ -324,7 +327,7 @@ class SimCluster:
         if both:
             records += [(b, session.worker.record) for session in a.sessions]
         for who, record in records:
-            self._in(self.silence * _SILENT_SHARE, who, record, News.CUT, still)
+            self._in(self.silence * LIFE, who, record, News.CUT, still)
 
     def _in(
         self, seconds: float, who: SimProcess, record: Record, news: str, still: Callable[[], bool] = lambda: True

@@ -116,7 +116,7 @@ class SimTransport:
 
     def __init__(self, network: Network, address: str, silence: float = 10.0) -> None:
         self.address, self.silence = address, silence
-        self.emptied = 0
+        self.emptied, self.overdue = 0, float("inf")
         self.told: Callable[[int, str], None] = lambda peer, news: None
         self._network = network
         self.ways: dict[int, str] = {}

@@ -14,6 +14,8 @@ import random
 import threading
 from typing import TYPE_CHECKING
 
+from actorrpc.runtime.handling import no_wait
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -47,6 +49,7 @@ class Task:
         self.error: BaseException | None = None
         self.joiners: list[Task] = []
         self._context = contextvars.copy_context()  # so that whom it works for is known to it
+        self._context.run(no_wait.set, False)  # that is another thread's own
         self.thread = threading.Thread(target=self._main, name=name, daemon=True)
         self.thread.start()
 

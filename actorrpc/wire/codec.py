@@ -23,6 +23,7 @@ from cloudpickle import cloudpickle as cloud
 
 from actorrpc.errors import DeserializationError, DeviceMapError, SerializationError, UnknownNameError
 from actorrpc.wire import names, spans, tensors
+from actorrpc.wire.memo import asks_too_much
 from actorrpc.wire.message import Landing, Leaving, Reading, Writing, now, owned, plain, write_late
 
 NONE: Final = b"\x80\x05N."
@@ -31,6 +32,10 @@ Frame: TypeAlias = bytes | memoryview
 """What `dumps` returns a list of; `loads` also takes bytearrays and `zmq.Frame`s."""
 
 _KEEP = 64 * 1024  # a pickler whose message was longer is thrown away: its memo table would stay as large
+_WARY = 1000
+"""So many messages are looked through before they are read, after one that could not be: those after it may be broken
+in a worse way. (To do so with each costs some microseconds.)
+"""
 _Reducer = Callable[[Any], Any]
 _REFUSALS: Final = (SerializationError, DeviceMapError)
 """Errors which say all that there is to say; others may be mended by cloudpickle, or say too little."""
@@ -133,6 +138,7 @@ class Codec:
 
     def __init__(self, where: str = "here") -> None:
         self._where = where
+        self._wary = 0
         self._idle = _Idle()
         self._own = dict(REDUCERS)
         self._table = tensors.Table()
@@ -303,6 +309,8 @@ class Codec:
         data = frames[0]
         if type(data) is not bytes:
             data = plain(data)
+        if self._wary and self._is_bad(data):
+            raise DeserializationError("cannot read a message: its pickle asks for more memory than it can need")
         outer = now.reading
         reading = now.reading = Reading(notes, frames, self.landing)
         try:
@@ -313,15 +321,24 @@ class Codec:
         except UnknownNameError as missing:
             raise names.unknown(missing.module, missing.name, missing.__cause__, self._where) from missing.__cause__
         except DeserializationError:
+            self._wary = _WARY
             raise
         except Exception as error:
             if isinstance(error, ImportError | AttributeError) and (found := names.missing(data, error)) is not None:
                 raise names.unknown(found.module, found.name, found.__cause__ or error, self._where) from error
+            self._wary = _WARY
             raise DeserializationError(f"cannot read a message: {_words(error)}") from error
         finally:
             now.reading = outer
             if reading.landing is not None:
                 reading.landing.done()
+
+    def _is_bad(self, data: bytes) -> bool:
+        self._wary -= 1  # of several threads one may count for another
+        if not asks_too_much(data):
+            return False
+        self._wary = _WARY
+        return True
 
 
 def _restart(notes: Any) -> None:

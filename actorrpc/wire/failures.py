@@ -7,6 +7,7 @@ type's name, its text and its traceback, which always arrive.
 
 from __future__ import annotations
 
+import os
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
@@ -27,6 +28,9 @@ ORIGINAL: Final = "_actorrpc_original"
 TEXT_LIMIT: Final = 1024 * 1024
 """Longer texts lose their middle."""
 _DEPTH: Final = 8  # of exception groups within groups; deeper ones become RemoteErrors
+
+FULL_VARIABLE: Final = "ACTORRPC_FULL_TRACEBACKS"
+_PACKAGE: Final = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 
 _Blob: TypeAlias = list[bytes] | None
 
@@ -252,7 +256,27 @@ def _text(exc: BaseException) -> str:
 
 
 def _rendered(exc: BaseException) -> str:
-    return _cut(_safely(lambda: "".join(traceback.format_exception(exc)), f"<no traceback: {_text(exc)}>"))
+    return _cut(_safely(lambda: rendered(exc), f"<no traceback: {_text(exc)}>"))
+
+
+def rendered(exc: BaseException) -> str:
+    """Returns the traceback of an exception and those of its causes, without the frames of this package, which tell the
+    user nothing; where there are no others, or ACTORRPC_FULL_TRACEBACKS is set (and not to 0), with them.
+    """
+    told = traceback.TracebackException.from_exception(exc)
+    if os.environ.get(FULL_VARIABLE, "0") in ("", "0"):
+        _leave_out_ours(told)
+    return "".join(told.format())
+
+
+def _leave_out_ours(told: traceback.TracebackException) -> None:
+    left = [told]
+    while left:  # a chain may be longer than Python's stack
+        one = left.pop()
+        theirs = [frame for frame in one.stack if not frame.filename.startswith(_PACKAGE)]
+        if theirs:
+            one.stack = traceback.StackSummary.from_list(theirs)
+        left += [more for more in (one.__cause__, one.__context__, *(getattr(one, "exceptions", None) or ())) if more]
 
 
 def _safely(render: Any, otherwise: str) -> str:

@@ -43,16 +43,23 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("actorrpc")
 _TOLD = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
-_PING_SHARE, _LIFE_SHARE = 0.2, 0.65
-"""Of the heartbeat timeout: between two pings; and of their time to live, so that time is left to ask within it. As
-long after a ping a ROUTER closes a connection over which nothing whole has come.
+PING, LIFE, ANSWER = 0.2, 0.6, 0.35
+"""Shares of the heartbeat timeout: between two pings; their time to live, and as long after a ping a ROUTER closes a
+connection over which nothing whole has come; and what a peer then gets to answer. LIFE and ANSWER leave a little of it,
+so that all is known within it on a busy machine, too.
+"""
+LOOK, STILL = 0.125, 0.4
+"""Shares as well: between two looks at the processes of this host; and for how long one must be seen to stand still
+before it is asked. Both, the next look, and ANSWER are the whole.
 """
 _RECONNECT, _RECONNECT_AT_MOST = 20, 200
 """Milliseconds until a connection that has ended is made again, and between later attempts."""
-_PROBE_SHARE, _ANSWER_SHARE = 1.5, 0.5
-"""Of the time between two pings: how old a connection is when it is probed; of the heartbeat timeout: how long for."""
-_LOOK_SHARE = 0.25
-"""Of the heartbeat timeout: between two looks at the processes of this host."""
+PROBED, PROBE = 0.25, 0.4
+"""Shares as well: how old a connection is when it is probed, which is after its first ping; and for how long. With
+ANSWER they are the whole.
+"""
+_KNOCK_SECONDS = 0.5
+_NEVER = float("inf")
 _names = itertools.count(1)
 
 
@@ -60,9 +67,9 @@ def beat(inbox: zmq.Socket[bytes], seconds: float) -> None:
     """Has a ROUTER send heartbeats, so that peers notice when this process stands still; 0: none."""
     inbox.setsockopt(zmq.ROUTER_HANDOVER, 1)
     if seconds:
-        inbox.setsockopt(zmq.HEARTBEAT_IVL, max(1, int(seconds * _PING_SHARE * 1000)))
-        inbox.setsockopt(zmq.HEARTBEAT_TTL, int(seconds * _LIFE_SHARE * 1000))
-        inbox.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(seconds * _LIFE_SHARE * 1000))
+        inbox.setsockopt(zmq.HEARTBEAT_IVL, max(1, int(seconds * PING * 1000)))
+        inbox.setsockopt(zmq.HEARTBEAT_TTL, int(seconds * LIFE * 1000))
+        inbox.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(seconds * LIFE * 1000))
 
 
 class Lookout:
@@ -109,8 +116,10 @@ class Lookout:
         self._pids: dict[int, int] = {}
         """Of this host's peers: descriptors of their processes, by peer and the other way round; and process ids."""
         self._stopped: dict[int, float] = {}
-        """Since when a process of this host has been seen to stand still: its sockets would not tell."""
+        """Since when a process of this host was seen to stand still, or was last told of; its sockets do not tell."""
         self._next_look = 0.0
+        self.overdue = _NEVER
+        """When this thread must have looked again, unless the process, or one who holds the GIL, keeps it from it."""
         self._closed = False
         self._door = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -122,7 +131,7 @@ class Lookout:
         dealer.setsockopt(zmq.RECONNECT_IVL, _RECONNECT)
         dealer.setsockopt(zmq.RECONNECT_IVL_MAX, _RECONNECT_AT_MOST)
         reader = self._reader(dealer)
-        share = 1 - _ANSWER_SHARE if self._guarded else 1.0
+        share = 1 - PROBE if self._guarded else 1.0
         until = time.monotonic() + self._seconds * share if self._seconds else 0.0
 
         def begin() -> None:
@@ -217,7 +226,7 @@ class Lookout:
     def _round(self) -> None:
         now = time.monotonic()
         due = [*self._unmade.values(), *self._unproved.values(), *self._probed.values()]
-        if self._pids and self._seconds:
+        if self._seconds and self._has_peers:
             due.append(self._next_look)
         pause = min(due) - now if due else None
         ready = self._poller.poll(None if pause is None else max(0, int(pause * 1000) + 1))
@@ -235,8 +244,10 @@ class Lookout:
         while self._orders:
             self._orders.popleft()()
         now = time.monotonic()
-        if self._pids and self._seconds and now >= self._next_look:
-            self._next_look = now + self._seconds * _LOOK_SHARE
+        if self._seconds and self._has_peers and now >= self._next_look:
+            if now >= self.overdue:
+                self._told(-1, News.AWAKE)  # first: who finds that it is not overdue must know already
+            self._next_look, self.overdue = now + self._seconds * LOOK, now + self._seconds * (LOOK + STILL)
             self._look_for_stopped(now)
         for number in [n for n, until in self._unmade.items() if until <= now]:
             if self._guarded:
@@ -252,11 +263,16 @@ class Lookout:
             self._end_probe(number)
             self._told(number, News.CUT if self._unmade.pop(number, None) is None else News.UNREACHED)
 
+    @property
+    def _has_peers(self) -> bool:
+        return bool(self._pids or self._endpoints)
+
     def _look_for_stopped(self, now: float) -> None:
         for number, pid in self._pids.items():
             if state_of(pid) not in ("T", "t"):
                 self._stopped.pop(number, None)
-            elif now - self._stopped.setdefault(number, now) >= self._seconds * (1 - _LOOK_SHARE):
+            elif now - self._stopped.setdefault(number, now) >= self._seconds * STILL:
+                self._stopped[number] = now  # it is asked now, and again if it stands still after its answer
                 self._told(number, News.CUT)
 
     def _begin_probe(self, number: int) -> None:
@@ -269,7 +285,7 @@ class Lookout:
         probe.setblocking(False)
         with contextlib.suppress(OSError):  # under way, or nobody is there, so that nothing will come
             probe.connect(address)
-        self._probed[number] = time.monotonic() + self._seconds * _ANSWER_SHARE
+        self._probed[number] = time.monotonic() + self._seconds * PROBE
         self._probes[probe.fileno()], self._probers[number] = probe, probe.fileno()
         self._poller.register(probe.fileno(), zmq.POLLIN)
 
@@ -308,7 +324,7 @@ class Lookout:
                 self._ended.discard(number)
                 self._end_probe(number)
                 if self._seconds:
-                    self._unproved[number] = time.monotonic() + self._seconds * _PING_SHARE * _PROBE_SHARE
+                    self._unproved[number] = time.monotonic() + self._seconds * PROBED
             elif event == zmq.EVENT_DISCONNECTED:
                 if number not in self._unmade and number not in self._ended:
                     self._unproved.pop(number, None)
@@ -343,7 +359,7 @@ class Lookout:
 def _address(endpoint: str) -> tuple[int, Any] | None:
     """Returns the family and the address of a ZeroMQ endpoint; None where it is not written in numbers."""
     scheme, _, place = endpoint.partition("://")
-    if scheme == "ipc":
+    if scheme in ("ipc", "unix"):
         return socket.AF_UNIX, place
     host, _, port = place.rpartition(":")
     try:
@@ -351,6 +367,24 @@ def _address(endpoint: str) -> tuple[int, Any] | None:
     except (OSError, ValueError):
         return None
     return found[0][0], found[0][4]
+
+
+def is_shut(endpoint: str) -> bool:
+    """Returns whether nobody listens at an endpoint, as its host says at once. One that says nothing may be slow, and a
+    process that does nothing listens all the same.
+    """
+    where = _address(endpoint)
+    if where is None:
+        return False
+    with socket.socket(where[0], socket.SOCK_STREAM) as way:
+        way.settimeout(_KNOCK_SECONDS)
+        try:
+            way.connect(where[1])
+        except (ConnectionRefusedError, FileNotFoundError):
+            return True
+        except OSError:
+            return False
+    return False
 
 
 def state_of(pid: int) -> str:

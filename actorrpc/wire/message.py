@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 if TYPE_CHECKING:
     import torch
 
+from actorrpc.wire.memo import asks_too_much
+
 TINY: Final = 2 * 1024
 """Buffers up to this many bytes always go in band: a frame of their own costs more than copying them."""
 INLINE: Final = 32 * 1024
@@ -131,7 +133,10 @@ class Reading:
             last = plain(self.frames[-1])
             (first,) = _FIRST.unpack_from(last)
             buffers = map(owned, self.frames[1 + first : -1])
-            self._late = make(pickle.loads(memoryview(last)[_FIRST.size :], buffers=buffers))
+            late = memoryview(last)[_FIRST.size :]
+            if asks_too_much(late):
+                raise pickle.UnpicklingError("a table of views that asks for more memory than it can need")
+            self._late = make(pickle.loads(late, buffers=buffers))
         return self._late
 
 

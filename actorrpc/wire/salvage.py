@@ -7,6 +7,7 @@ import io
 import pickle
 from typing import TYPE_CHECKING, Any
 
+from actorrpc.wire.memo import asks_too_much
 from actorrpc.wire.message import Reading, now, owned, plain
 
 if TYPE_CHECKING:
@@ -53,10 +54,13 @@ def salvage(frames: Sequence[Any], notes: Any, keep: Collection[tuple[str, str]]
 
     Never raises; what cannot be saved is not.
     """
+    data = bytes(plain(frames[0]))
+    if asks_too_much(data):
+        return
     outer = now.reading
     now.reading = Reading(notes, frames)
     try:
-        sieve = _Sieve(io.BytesIO(bytes(plain(frames[0]))), buffers=map(owned, frames[1:]))
+        sieve = _Sieve(io.BytesIO(data), buffers=map(owned, frames[1:]))
         sieve.keep = keep
         sieve.load()
     except Exception:

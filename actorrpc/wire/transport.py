@@ -26,6 +26,8 @@ class News:
     """Nobody listens where it did."""
     UNREACHED: Final = "unreached"
     """No connection has come about."""
+    AWAKE: Final = "awake"
+    """Of no peer (-1): this process itself has stood still until now, for so long that peers may have given it up."""
 
 
 class Transport(Protocol):
@@ -38,6 +40,12 @@ class Transport(Protocol):
 
     silence: float
     """After how many seconds of silence a connection counts as ended; 0: never."""
+
+    @property
+    def overdue(self) -> float:
+        """From when on it may be said that this process has stood still until now; infinity: never. `News.AWAKE` says
+        the same, a little later.
+        """
 
     def attend(self, peer: int, pid: int) -> None:
         """Has the end of a dialled peer's process on this host told, where that can be seen here."""

@@ -165,6 +165,10 @@ class ZmqTransport:
         """Who was turned away for want of the token, in words; "" where nobody was."""
         return "" if self._guard is None else self._guard.strangers()
 
+    @property
+    def overdue(self) -> float:
+        return self._lookout.overdue
+
     def attend(self, peer: int, pid: int) -> None:
         self._lookout.attend(peer, pid)
 

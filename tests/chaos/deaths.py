@@ -19,23 +19,24 @@ from tests.chaos.table import Tally, cases, heartbeat, needs_heartbeats
 from tests.hosts import Hosts, why_no_slow_links, why_not
 from tests.joining import join_world
 from tests.worlds import World, until
+from tests.worlds import stop as stop_process
 
 _SILENCE = 2.0
 
 
 def in_mid_call(
-    tally: Tally, world: World, begin: Callable[[], None], caller: int = 0, callee: int = 1, other: int = 2,
+    tally: Tally, world: World, begin: Callable[[], float | None], caller: int = 0, callee: int = 1, other: int = 2,
     running: int = 8,
 ) -> None:  # fmt: skip
     """Has a worker make twenty calls, and something happen once so many run; then sees what came of them, of one
-    call more, and of the other workers' calls.
+    call more, and of the other workers' calls. `begin` may return when it has happened to the caller.
     """
     path, to = f"{world.folder}/runs", world.plan.names[callee]
     world.timeout = LIMIT + 60
     world.start(caller, call_many, to, path, [f"call {n}" for n in range(20)], 600.0)
     until(lambda: len(runs(path)) >= running, 30)
     began = time.monotonic()
-    begin()
+    began = begin() or began
     tally.check(world.result(caller), runs(path), began)
     if other in world._busy:  # it has called as well
         tally.check(world.result(other), runs(path), began)
@@ -126,14 +127,14 @@ def sigstop(tally: Tally, chance: random.Random) -> None:
         path = f"{world.folder}/runs"
 
         def stop() -> None:
-            os.kill(world.pid(1), signal.SIGSTOP)
+            stop_process(world.pid(1))
             world.start(2, call_many, "worker1", path, [f"late {n}" for n in range(5)])  # they lie in its inbox
 
         try:
             in_mid_call(tally, world, stop, running=20)
+            before = runs(path)
         finally:
             os.kill(world.pid(1), signal.SIGCONT)
-        before = runs(path)
         time.sleep(1.0)  # for what lies in its inbox to be run, which must not be
         if extra := set(runs(path)) - set(before):
             tally.repeated += len(extra)
@@ -168,7 +169,14 @@ def _come(rank: int, method: str, options: dict[str, Any]) -> None:
 @cases("cut", "the callee's host is cut off (heartbeats: 2 s)", 1, 10, needs=needs_hosts_and_heartbeats)
 def cut(tally: Tally, chance: random.Random) -> None:
     with on_three_hosts(**heartbeat(_SILENCE)) as (world, hosts):
-        in_mid_call(tally, world, lambda: hosts.isolate(1))
+
+        def isolate() -> float:
+            hosts.cut(1, 0)
+            cut = time.monotonic()
+            hosts.cut(1, 2)
+            return cut
+
+        in_mid_call(tally, world, isolate)
         hosts.heal()
         again: Ended = world.on(0, one_call, "w1", f"{world.folder}/runs", "healed", 20.0)
         if again.kind != "lost":

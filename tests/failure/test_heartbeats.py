@@ -15,7 +15,9 @@ import torch
 
 import actorrpc as rpc
 from actorrpc import session
-from tests.failure.test_lost import SHORT, lost, made
+from actorrpc.wire import lookout
+from actorrpc.wire.transport import News
+from tests.failure.test_lost import SHORT, lost, made, stopped
 from tests.relay import descriptors
 from tests.worlds import World, until
 
@@ -45,8 +47,9 @@ def call_all_of(size: int) -> None:
 
 def settled() -> bool:
     """Whether no connection is probed any more, for which another one is open."""
-    lookout: Any = session.current().worker.transport
-    return not (lookout._lookout._unproved or lookout._lookout._probed or lookout._lookout._unmade)
+    transport: Any = session.current().worker.transport
+    looks = transport._lookout
+    return not (looks._unproved or looks._probed or looks._unmade)
 
 
 def test_a_peer_costs_at_most_six_descriptors() -> None:
@@ -90,8 +93,6 @@ def test_an_idle_worker_sleeps() -> None:
 
 
 def test_without_heartbeats_a_stopped_worker_is_waited_for_and_a_dead_one_is_noticed_all_the_same() -> None:
-    from tests.failure.test_lost import stopped
-
     with made(2, heartbeat_timeout=0) as world:
         with stopped(world, 1):
             time.sleep(1.5)
@@ -138,3 +139,30 @@ def test_a_stopped_worker_to_which_much_is_on_its_way_is_noticed_as_well() -> No
         world.on(0, rpc.rpc_sync, 1, abs, (-1,))
         with stopped(world, 1):
             assert "is stopped" in world.on(0, push)
+
+
+def test_all_that_is_done_about_a_silent_peer_is_done_within_the_heartbeat_timeout() -> None:
+    assert lookout.LIFE + lookout.ANSWER < 1
+    assert lookout.PING < lookout.PROBED
+    assert lookout.PROBED + lookout.PROBE + lookout.ANSWER <= 1
+    assert 2 * lookout.LOOK + lookout.STILL + lookout.ANSWER <= 1
+    assert lookout.PING * 2 < lookout.LIFE  # one ping may come late
+
+
+@pytest.mark.parametrize("token", [None, "of the test"])
+def test_a_worker_that_stands_still_is_asked_first_and_not_lost_if_it_goes_on(token: str | None) -> None:
+    def doubt() -> None:
+        session.current().worker.doubts.hear(1, News.CUT)
+
+    def doubted() -> bool:
+        return bool(session.current().worker.doubts.open)
+
+    with made(2, heartbeat_timeout=20, security_token=token) as world:
+        world.on(0, rpc.rpc_sync, 1, abs, (-1,))
+        with stopped(world, 1):
+            world.on(0, doubt)  # as its lookout does after a while
+            assert world.on(0, doubted)
+            assert world.on(0, lost, 1) == ""
+        until(lambda: not world.on(0, doubted), 5)  # it has answered, long before its time was over
+        assert world.on(0, lost, 1) == ""
+        assert world.on(0, rpc.rpc_sync, 1, abs, (-1,)) == 1

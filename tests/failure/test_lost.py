@@ -17,7 +17,7 @@ import torch
 import actorrpc as rpc
 import actorrpc.autograd as dist_autograd
 from actorrpc import session
-from tests.worlds import World, counts, raised_within, until
+from tests.worlds import World, counts, raised_within, stop, until
 
 SHORT = {"heartbeat_timeout": 1.0}
 """So that a test need not last ten seconds."""
@@ -70,7 +70,7 @@ def lost(rank: int) -> str:
 @contextlib.contextmanager
 def stopped(world: World, rank: int) -> Iterator[None]:
     """The process of a rank stands still in the block."""
-    os.kill(world.pid(rank), signal.SIGSTOP)
+    stop(world.pid(rank))
     try:
         yield
     finally:
@@ -109,6 +109,51 @@ def test_a_death_in_the_midst_of_a_call_is_noticed_at_once(how: str, child: str)
         assert f"its process {world.pid(1)} has ended" in text
         assert "may or may not have run" in text
         assert os.uname().nodename in text
+
+
+class Busy:
+    """Whether the threads are to go on computing, and how many have ended."""
+
+    on = True
+    ended = 0
+
+
+def compute() -> None:
+    while Busy.on:
+        sum(range(1000))
+    Busy.ended += 1
+
+
+def be_busy(threads: int) -> None:
+    for _ in range(threads):
+        threading.Thread(target=compute, daemon=True).start()
+        kept().setdefault("busy", []).append(rpc.rpc_async(0, compute, timeout=0))
+
+
+def rest() -> tuple[int, int]:
+    """Ends the computing; returns how many had ended before, and how many there are."""
+    before, Busy.on = Busy.ended, False
+    for future in kept()["busy"]:
+        future.wait()
+    return before, len(kept()["busy"])
+
+
+@pytest.mark.parametrize("token", [None, "of the test"])
+def test_a_death_is_noticed_by_a_worker_whose_threads_are_all_busy(token: str | None) -> None:
+    """With more handlers than it has threads for, and others beside; the dead one leaves a forked child behind."""
+    with made(2, num_worker_threads=4, security_token=token) as world:
+        path = f"{world.folder}/marks"
+        world.on(1, fork_a_child, path + "-child")
+        world.start(0, call_for_ever, 1, path)
+        until(lambda: marks(path), 20)
+        world.start(1, rpc.rpc_sync, 0, be_busy, (8,))
+        world.result(1)
+        world.let_die(1)
+        world.kill(1)
+        said, text = world.result(0)
+        assert f"its process {world.pid(1)} has ended" in text
+        assert said["may_have_run"]
+        assert world.on(0, rest) == (0, 8)
 
 
 def test_a_call_to_somebody_who_is_lost_already_was_not_sent_and_says_so() -> None:
@@ -240,3 +285,70 @@ def test_a_worker_that_is_stopped_as_soon_as_it_is_known_is_noticed_as_well() ->
             until(lambda: world.on(0, lost, 1), 30)
         finally:
             os.kill(world.pid(1), signal.SIGCONT)
+
+
+# -- after it has stood still
+
+
+class Noting(rpc.Actor):
+    """One message at a time."""
+
+    def note(self, path: str) -> None:
+        mark(path)
+
+    def hold(self, path: str, until_there: str) -> None:
+        mark(path)
+        while not os.path.exists(until_there):
+            time.sleep(0.01)
+
+    def marks(self, path: str) -> int:
+        return marks(path)
+
+
+def tell_and_call(path: str, several: int) -> None:
+    """All that may lie in an inbox: calls of functions and methods, and tells."""
+    noting = kept()["noting"]
+    for _ in range(several):
+        kept().setdefault("futures", []).append(rpc.rpc_async(1, mark, args=(path,), timeout=0))
+        kept()["futures"].append(noting.rpc_async(timeout=0).note(path))
+        noting.tell().note(path)
+
+
+def make_noting() -> None:
+    kept()["noting"] = Noting.spawn(1)
+    kept()["noting"].rpc_sync().marks("")
+
+
+@pytest.mark.parametrize("token", [None, "of the test"])
+def test_of_a_worker_that_is_lost_nothing_is_run_when_it_wakes(token: str | None) -> None:
+    """Neither what lay in its inbox nor what was queued before its actor."""
+    with made(3, **SHORT, security_token=token) as world:
+        early, late = f"{world.folder}/early", f"{world.folder}/late"
+        for rank in (0, 2):
+            world.on(rank, make_noting)
+        world.on(0, lambda: kept()["noting"].tell().hold(early, late + "-go"))
+        until(lambda: marks(early), 20)
+        world.on(0, tell_and_call, late, 1)  # the function's is run; the actor has no time
+        until(lambda: marks(late) == 1, 20)
+        with stopped(world, 1):
+            for rank in (0, 2):
+                world.on(rank, tell_and_call, late, 5)
+            for rank in (0, 2):
+                until(lambda rank=rank: world.on(rank, lost, 1), 20)  # type: ignore[misc]
+            mark(late + "-go")
+        until(lambda: world.on(1, lambda: session.current().worker.members.verdicts.against), 20)
+        time.sleep(2.0)  # for what must not be run
+        assert marks(late) == 1
+        assert marks(early) == 1
+
+
+@pytest.mark.parametrize("token", [None, "of the test"])
+def test_what_lay_before_a_worker_that_stood_still_and_is_a_member_yet_is_run(token: str | None) -> None:
+    with made(2, heartbeat_timeout=4.0, security_token=token) as world:
+        path = f"{world.folder}/marks"
+        world.on(0, make_noting)
+        with stopped(world, 1):
+            world.on(0, tell_and_call, path, 5)
+            time.sleep(2.4)  # long enough for it to ask, and not for it to be lost
+        until(lambda: marks(path) == 15, 20)
+        assert world.on(0, lost, 1) == ""

@@ -95,6 +95,23 @@ def test_callbacks_do_not_disturb_each_other_and_one_at_a_time_runs_of_each() ->
         assert world.on(0, lambda: kept()["most"]) == 1
 
 
+def test_a_callback_that_exits_is_told_of_the_next_one_too_and_so_are_the_others() -> None:
+    def watch_and_exit() -> None:
+        def leave(worker: rpc.WorkerInfo, reason: str) -> None:
+            kept().setdefault("left", []).append(worker.name)
+            raise SystemExit(3)
+
+        kept()["watches"] = [rpc.World().watch(callback) for callback in (leave, note)]
+
+    with made(4) as world:
+        world.on(0, watch_and_exit)
+        for rank in (1, 2, 3):
+            world.kill(rank)
+            until(lambda rank=rank: len(world.on(0, lambda: kept().get("left", []))) == rank, 20)  # type: ignore[misc]
+        until(lambda: len(world.on(0, told)) == 3, 20)
+        assert world.on(0, rpc.rpc_sync, 0, abs, (-1,)) == 1
+
+
 def test_the_end_of_a_world_is_no_loss() -> None:
     def program(rank: int) -> list[Any]:
         seen: list[Any] = []

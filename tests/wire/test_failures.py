@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from actorrpc.errors import DeserializationError, RemoteError, RemoteTraceback
+from actorrpc.errors import GROUPS, DeserializationError, RemoteError, RemoteTraceback
 from actorrpc.wire import failures
 from actorrpc.wire.codec import Codec
 from actorrpc.wire.failures import read_failure, write_failure
@@ -260,3 +260,77 @@ def test_exception_groups_arrive_with_their_members(codec: Codec) -> None:
     locked, inner = hard.exceptions  # type: ignore[attr-defined]
     assert type(locked) is Locked
     assert [type(member) for member in inner.exceptions] == [TwoArguments, RemoteError]
+
+
+# -- whose frames are shown
+
+
+def ours(name: str, source: str) -> Any:
+    """Compiles a function as if it were one of the package's."""
+    space: dict[str, Any] = {}
+    exec(compile(source, f"{failures._PACKAGE}runtime/{name}.py", "exec"), space)
+    return space[name]
+
+
+through = ours("through", "def through(f):\n    return f()")
+failing = ours("failing", "def failing():\n    raise ValueError('of the package')")
+
+
+def theirs() -> None:
+    raise KeyError("of the user")
+
+
+def theirs_from_ours() -> None:
+    try:
+        through(failing)
+    except ValueError as e:
+        raise KeyError("of the user") from e
+
+
+def text_of(codec: Codec, run: Any) -> str:
+    try:
+        run()
+    except Exception as e:
+        back = read_failure([bytes(frame) for frame in write_failure(e, WHERE, codec)], Codec())
+        return str(back.__cause__)
+    raise AssertionError("it did not raise")
+
+
+def test_a_remote_traceback_shows_the_users_frames_and_not_the_packages(codec: Codec) -> None:
+    text = text_of(codec, lambda: through(lambda: through(theirs)))
+    assert "in theirs" in text
+    assert "runtime/through.py" not in text
+    assert text.count("<lambda>") == 2
+    text = text_of(codec, lambda: through(theirs_from_ours))
+    assert "of the package" in text  # the cause is told, with the user's part of its frames
+    assert text.count("in theirs_from_ours") == 2
+    assert "in failing" not in text
+
+
+def test_an_error_of_the_packages_own_keeps_its_frames(codec: Codec) -> None:
+    with pytest.raises(ValueError, match="of the package") as caught:
+        failing()
+    trace = caught.value.__traceback__
+    assert trace is not None
+    error = caught.value.with_traceback(trace.tb_next)
+    assert "in failing" in str(read_failure(write_failure(error, WHERE, codec), Codec()).__cause__)
+
+
+@pytest.mark.parametrize("value,full", [("1", True), ("0", False), ("", False)])
+def test_all_frames_are_shown_to_who_wants_them(
+    value: str, full: bool, codec: Codec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ACTORRPC_FULL_TRACEBACKS", value)
+    text = text_of(codec, lambda: through(theirs))
+    assert ("runtime/through.py" in text) is full
+
+
+def test_the_frames_of_a_groups_members_are_cut_too(codec: Codec) -> None:
+    def group() -> None:
+        try:
+            through(theirs)
+        except KeyError as e:
+            raise GROUPS("several", [e]) from None
+
+    text = text_of(codec, group)
+    assert "runtime/through.py" not in text
