@@ -159,9 +159,11 @@ class Calls:
         then = call.then  # once: the thread that waited may just be clearing it
         if then is None or (call.waiters and not call.urgent):
             return None
-        if call.urgent or worker.crew.pool_leads:
+        if call.urgent:
             return (Lane.FREE, then, call)
         self._unsettled.append(call)
+        if worker.crew.pool_leads and not worker.transport.crowded:
+            return (Lane.FREE, self._settle_all, None)
         worker.crew.wake_keeper()
         return None
 
@@ -217,11 +219,26 @@ class Calls:
         if self._unpublished:
             futures = [self._unpublished.popleft() for _ in range(len(self._unpublished))]
             self._worker.crew.submit((Lane.FREE, _publish, futures))
-        while self._unsettled:
-            call = self._unsettled.popleft()
+        if self._unsettled:
+            self._worker.crew.submit((Lane.FREE, self._settle_all, None))
+
+    def _settle_all(self, _: object) -> None:
+        """Finishes the calls that were answered, one after the other: a thread for each would cost more than they do.
+
+        Where one takes long, the next tick sends another thread for the rest.
+        """
+        unsettled = self._unsettled
+        while True:
+            try:
+                call = unsettled.popleft()
+            except IndexError:
+                return
             then = call.then
             if then is not None:
-                self._worker.crew.submit((Lane.FREE, then, call))
+                try:
+                    then(call)
+                except Exception:
+                    log.exception("%s: an answer could not be taken in", self._worker)
 
     # -- calls that are not answered
 
