@@ -14,6 +14,9 @@ One thread at a time *leads*: only it receives. THREAD RULES:
   for 50 ms, its limit grows (`lanes`).
 - TR6: an answer may be held back, to leave together with others, by a thread of the pool that goes on to receive or to
   run what is queued; it sends what is held before it blocks in anything, and the keeper does so at every tick.
+- TR9: a call whose thread does not wait for the answer at once may be held back as well, when many are under way to its
+  peer, which then has enough to do. It leaves with the next ones, before a thread waits for anything, or at the next
+  tick. (Handing the GIL over at every write is what a burst's time goes into.)
 - TR7: control jobs run one after the other and never queue behind handlers. They must not block.
 - TR8: a job that is put off waits until a thread of the pool has nothing else to do, or until the next tick, for which
   the keeper sends a thread.
@@ -28,6 +31,7 @@ from typing import TYPE_CHECKING
 
 from actorrpc.runtime.completion import Waiter
 from actorrpc.runtime.lanes import Job, Lane, Lanes
+from actorrpc.wire.transport import AT_ONCE, SOON
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -346,12 +350,12 @@ class Crew:
         if gate is not None:
             gate.open()
 
-    def may_hold(self) -> bool:
+    def may_hold(self) -> int:
         """Whether what the present thread sends may be held back (TR6)."""
         if self._place.hand and self._transport.crowded:
             self.wake_keeper()
-            return True
-        return False
+            return SOON
+        return AT_ONCE
 
     # -- the keeper's part
 

@@ -51,7 +51,7 @@ class DealerWay:
         """Whether it never leaves this host."""
         return self.endpoint.startswith("ipc:")
 
-    def send(self, frames: Sequence[Frame], hold: bool, lasting: bool) -> bool:
+    def send(self, frames: Sequence[Frame], hold: int, lasting: bool) -> bool:
         """Sends a message, or keeps it back with those before it. Returns whether something is kept back.
 
         Raises:

@@ -77,7 +77,7 @@ class Outgoing:
     is_local = True
     """Whether it never leaves this host."""
 
-    def send(self, frames: Sequence[Frame], hold: bool, lasting: bool) -> bool:
+    def send(self, frames: Sequence[Frame], hold: int, lasting: bool) -> bool:
         """Sends a message, or keeps it back with those before it. Returns whether something is kept back.
 
         Raises:

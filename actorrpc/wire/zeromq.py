@@ -36,6 +36,7 @@ from actorrpc.wire.direct import DirectWays
 from actorrpc.wire.exposed import exposed
 from actorrpc.wire.folders import HeldFolder
 from actorrpc.wire.lookout import Lookout, beat
+from actorrpc.wire.transport import AT_ONCE, SOON
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -91,7 +92,7 @@ class ZmqTransport:
         """Whether the inbox may hold messages of which its descriptor says nothing any more (ZQ8)."""
         self._endpoints: list[str] = []
         self._unpacked: deque[list[Frame]] = deque()
-        self.holding = self.crowded = False
+        self.holding = self._soon = self.crowded = False
         self.emptied = 0
         self._woken = False
         self._door = threading.Lock()
@@ -208,12 +209,14 @@ class ZmqTransport:
                 self._lookout.leave(peer)
             way.close(linger)
 
-    def send(self, peer: int, frames: Sequence[Frame], hold: bool = False, lasting: bool = True) -> None:
+    def send(self, peer: int, frames: Sequence[Frame], hold: int = AT_ONCE, lasting: bool = True) -> None:
         if self._ways[peer].send(frames, hold, lasting):
             self.holding = True
+            if hold == SOON:
+                self._soon = True
 
     def flush(self) -> None:
-        self.holding = False
+        self.holding = self._soon = False
         for way in list(self._ways.values()):
             way.flush()
 
@@ -229,7 +232,7 @@ class ZmqTransport:
         unpacked = self._unpacked
         self._woken = False
         if not unpacked:
-            if self.holding:
+            if self._soon:
                 self._look(0)
                 if not unpacked:
                     self.flush()
