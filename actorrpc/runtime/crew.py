@@ -14,12 +14,11 @@ One thread at a time *leads*: only it receives. THREAD RULES:
   for 50 ms, its limit grows (`lanes`).
 - TR6: an answer may be held back, to leave together with others, by a thread of the pool that goes on to receive or to
   run what is queued; it sends what is held before it blocks in anything, and the keeper does so at every tick.
-- TR9: a call whose thread does not wait for the answer at once may be held back as well, when many are under way to its
-  peer, which then has enough to do. It leaves with the next ones, before a thread waits for anything, or at the next
-  tick. (Handing the GIL over at every write is what a burst's time goes into.)
 - TR7: control jobs run one after the other and never queue behind handlers. They must not block.
 - TR8: a job that is put off waits until a thread of the pool has nothing else to do, or until the next tick, for which
   the keeper sends a thread.
+- TR9: a call that nobody waits for at once is held back, too, while many are under way to its peer: it leaves with the
+  next ones, before a thread waits for anything, or at the next tick.
 """
 
 from __future__ import annotations
@@ -71,12 +70,8 @@ class Crew:
 
     def __init__(
         self,
-        name: str,
-        transport: Transport,
-        clock: Clock,
-        route: Callable[[Sequence[Frame]], Job | None],
-        limit: int,
-    ) -> None:
+        name: str, transport: Transport, clock: Clock, route: Callable[[Sequence[Frame]], Job | None], limit: int,
+    ) -> None:  # fmt: skip
         self._name, self._transport, self._clock, self._route = name, transport, clock, route
         self._lanes = Lanes(limit, clock.now())
         self._lead = threading.Lock()
@@ -352,10 +347,10 @@ class Crew:
 
     def may_hold(self) -> int:
         """Whether what the present thread sends may be held back (TR6)."""
-        if self._place.hand and self._transport.crowded:
-            self.wake_keeper()
-            return SOON
-        return AT_ONCE
+        if not (self._place.hand and self._transport.crowded):
+            return AT_ONCE
+        self.wake_keeper()
+        return SOON
 
     # -- the keeper's part
 

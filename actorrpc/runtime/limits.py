@@ -21,15 +21,14 @@ from __future__ import annotations
 
 import array
 import logging
-import sys
 import threading
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from actorrpc.errors import ActorRPCError, BackpressureError, BackpressureTimeoutError
 from actorrpc.runtime.completion import Waiter, describe
 from actorrpc.runtime.credit import BATCH, BATCH_BYTES
-from actorrpc.runtime.handling import NO_CONTEXT, here
+from actorrpc.runtime.handling import NO_CONTEXT, here, may_wait
 from actorrpc.runtime.lanes import Lane
 from actorrpc.runtime.windows import MOST_PATIENCE, Place, Room, Window
 from actorrpc.wire.envelope import HEADER_SIZE, Flag, Kind, size_of
@@ -139,7 +138,7 @@ class Limits:
                 if peer is None:
                     peer = self._peers[to] = Window(to, None, self._calls, self._bytes)
                 free = actor.open and peer.open and actor.fits(size) and peer.fits(size)
-                room = None if free or not _may_wait() else self._queue(actor, size, what)
+                room = None if free or not may_wait() else self._queue(actor, size, what)
             else:
                 room = None
             if room is None:
@@ -403,25 +402,3 @@ class Limits:
                 "held_up": sum(len(window.waiting) for window in windows),
                 "bytes": sum(window.bytes for window in self._peers.values()),
             }
-
-
-_USERS: Final = frozenset(("executor", "handles", "creator", "futures"))
-"""The modules below the face from which code of the users' is called that may wait."""
-
-
-def _may_wait() -> bool:
-    """Whether the present thread may wait: not where the library's own code, which may hold locks or leadership, was
-    interrupted by a finalizer, or called a reducer.
-    """
-    frame: Any = sys._getframe(1)
-    outside = False
-    while frame is not None:
-        name = frame.f_globals.get("__name__", "")
-        if name.startswith("actorrpc."):
-            if outside:
-                room = name.split(".")
-                return room[1] not in ("wire", "runtime", "services") or room[-1] in _USERS
-        elif not outside:
-            outside = True
-        frame = frame.f_back
-    return True

@@ -48,6 +48,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("actorrpc")
 _IPC_PATH_LIMIT = 100
 _LONGEST_POLL = 3600.0
+_WAKEFUL_SECONDS = float(os.environ.get("SPIN", "8e-5"))
+_MOST_IN_VAIN = 7
+_CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
 
 
 class ZmqTransport:
@@ -95,6 +98,8 @@ class ZmqTransport:
         self.holding = self._soon = self.crowded = False
         self.emptied = 0
         self._woken = False
+        self._sleeps = self._in_vain = 0
+        """How many more waits go to sleep at once, and for how many the leader has stayed awake in vain (RULE DW4)."""
         self._door = threading.Lock()
         self._closed = False
         self._wake_read = self._wake_write = -1
@@ -224,9 +229,25 @@ class ZmqTransport:
     def _poll(self, timeout: float | None) -> Sequence[tuple[Any, int]]:
         if timeout is not None and timeout > _LONGEST_POLL:
             timeout = _LONGEST_POLL
-        if self._epoll is not None:
+        if self._epoll is None:
+            return self._poller.poll(None if timeout is None else max(0, int(timeout * 1000 + 0.999)))
+        if timeout == 0 or self._direct is None:
             return self._epoll.poll(timeout)
-        return self._poller.poll(None if timeout is None else max(0, int(timeout * 1000 + 0.999)))
+        if self._sleeps:
+            self._sleeps -= 1
+        elif _CORES > 1:  # RULE DW4
+            poll, now = self._epoll.poll, time.monotonic
+            end = now() + (_WAKEFUL_SECONDS if timeout is None else min(timeout, _WAKEFUL_SECONDS))
+            while True:
+                found = poll(0)
+                if found:
+                    self._in_vain = 0
+                    return found
+                if now() >= end:
+                    break
+            self._sleeps = (2 << self._in_vain) - 1
+            self._in_vain = min(self._in_vain + 1, _MOST_IN_VAIN)
+        return self._epoll.poll(timeout)
 
     def receive(self, timeout: float | None) -> list[Frame] | None:
         unpacked = self._unpacked
