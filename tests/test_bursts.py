@@ -133,11 +133,12 @@ def test_a_leader_sends_held_answers_before_it_sleeps_and_leaves_held_calls_to_o
     here, there = pair
     here.send(1, [b"a call"], hold=LATER)
     assert here.receive(0.01) is None
-    assert here.holding
+    held = [here.holding]
     assert there.receive(0.01) is None
     here.send(1, [b"an answer"], hold=SOON)
     assert here.receive(0.01) is None
-    assert not here.holding
+    held.append(here.holding)
+    assert held == [True, False]
     assert [there.receive(20), there.receive(20)] == [[b"a call"], [b"an answer"]]
 
 
