@@ -115,7 +115,7 @@ def test_the_future_of_a_creation_and_the_reference_raise_the_same_each_time() -
 
 
 @pytest.fixture
-def pair() -> Iterator[tuple[ZmqTransport, ZmqTransport]]:
+def two() -> Iterator[tuple[ZmqTransport, ZmqTransport]]:
     here, there = ZmqTransport(), ZmqTransport()
     here.dial(1, there.endpoints)
     yield here, there
@@ -128,9 +128,9 @@ needs_direct = pytest.mark.skipif(not direct.AVAILABLE, reason="this system has 
 
 @needs_direct
 def test_a_leader_sends_held_answers_before_it_sleeps_and_leaves_held_calls_to_others(
-    pair: tuple[ZmqTransport, ZmqTransport],
+    two: tuple[ZmqTransport, ZmqTransport],
 ) -> None:
-    here, there = pair
+    here, there = two
     here.send(1, [b"a call"], hold=LATER)
     assert here.receive(0.01) is None
     held = [here.holding]
@@ -144,10 +144,10 @@ def test_a_leader_sends_held_answers_before_it_sleeps_and_leaves_held_calls_to_o
 
 @needs_direct
 def test_a_leader_that_stayed_awake_in_vain_sleeps_at_once_more_and_more_often(
-    pair: tuple[ZmqTransport, ZmqTransport], monkeypatch: pytest.MonkeyPatch
+    two: tuple[ZmqTransport, ZmqTransport], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(zeromq, "_CORES", 2)
-    here, there = pair
+    here, there = two
     sleeps = []
     for _ in range(40):
         there.receive(0.001)
