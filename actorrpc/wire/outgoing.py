@@ -1,4 +1,4 @@
-"""The sending end of a direct way (`wire.direct`; rules DW1 to DW3 stand there).
+"""The sending end of a direct way (`wire.direct`; rules DW1 to DW4 stand there).
 
 On the stream a message is a word of 4 bytes and its frames: the word is the size of the only frame; or, with its
 highest bit set, the number of frames, whose sizes follow in 8 bytes each. A second bit says that all frames but the
