@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from actorrpc.errors import ActorRPCError, CancelledError, RPCTimeoutError
 from actorrpc.runtime.completion import Call, describe
@@ -13,6 +13,7 @@ from actorrpc.runtime.handling import NO_CONTEXT, here
 from actorrpc.runtime.lanes import Job, Lane
 from actorrpc.wire import envelope
 from actorrpc.wire.envelope import Flag, Kind
+from actorrpc.wire.transport import AT_ONCE, LATER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("actorrpc")
 _NEVER = float("inf")
 _A_LIFETIME = 1e9
+BURST: Final = 16
+"""Calls under way to one peer from which on further ones may leave together (TR9 in `crew`)."""
 
 
 class Calls:
@@ -73,20 +76,24 @@ class Calls:
             timeout = worker.timeout
         if timeout > _A_LIFETIME:  # infinity, say
             timeout = 0.0
-        deadline, bound, remaining = self.deadline(timeout), None, timeout or _NEVER
+        deadline, bound, remaining, hold = self.deadline(timeout), None, timeout or _NEVER, AT_ONCE
         if bounded and here.handling is not None:
             deadline, bound = self.deadline_here(timeout)
         if number is None:
             number = next(self._ids)
+        under_way = 0
         if counted:
             try:
-                worker.limits.admit(to, target, number, frames, False, deadline, what)
+                under_way = worker.limits.admit(to, target, number, frames, False, deadline, what)
             except BaseException:
                 if parcel is not None:
                     parcel.restart()
                 raise
             flags |= Flag.COUNTED
-        if deadline is not None and (counted or bound is not None):
+            if under_way > BURST:
+                hold = LATER
+                worker.crew.wake_keeper()
+        if deadline is not None and ((counted and not under_way) or bound is not None):
             remaining = deadline - worker.clock.now()
         call = Call(number, to, timeout, deadline, what)
         call.bound = bound
@@ -101,7 +108,7 @@ class Calls:
                 Kind.REQUEST, flags, call.id, *target, worker.chain() if chain is None else chain, context,
                 remaining,
             )  # fmt: skip
-            worker.emit(to, out, frames, False, parcel.trace if parcel is not None else None)
+            worker.emit(to, out, frames, hold, parcel.trace if parcel is not None else None)
         except BaseException:
             self.pending.pop(call.id, None)
             worker.limits.answered(call.id)
@@ -139,7 +146,7 @@ class Calls:
     ) -> Job | None:
         """Takes an answer in, under leadership. `place`: its place among the messages (RULE MB3)."""
         worker, call = self._worker, self.pending.get(number)
-        if worker.limits.counted and not (flags & Flag.NEEDS_VALUE and call is not None):
+        if call is None or (call.sent_flags & Flag.COUNTED and not flags & Flag.NEEDS_VALUE):
             worker.limits.answered(number)
         if call is None or call.peer != caller or self.pending.pop(number, None) is None:
             # Late: it expired. References in it must be taken over and dropped, or their counts stay up.
@@ -159,9 +166,11 @@ class Calls:
         then = call.then  # once: the thread that waited may just be clearing it
         if then is None or (call.waiters and not call.urgent):
             return None
-        if call.urgent or worker.crew.pool_leads:
+        if call.urgent:
             return (Lane.FREE, then, call)
         self._unsettled.append(call)
+        if worker.crew.pool_leads and not worker.transport.crowded:
+            return (Lane.FREE, self._settle_all, None)
         worker.crew.wake_keeper()
         return None
 
@@ -217,11 +226,26 @@ class Calls:
         if self._unpublished:
             futures = [self._unpublished.popleft() for _ in range(len(self._unpublished))]
             self._worker.crew.submit((Lane.FREE, _publish, futures))
-        while self._unsettled:
-            call = self._unsettled.popleft()
+        if self._unsettled:
+            self._worker.crew.submit((Lane.FREE, self._settle_all, None))
+
+    def _settle_all(self, _: object) -> None:
+        """Finishes the calls that were answered, one after the other: a thread for each would cost more than they do.
+
+        Where one takes long, the next tick sends another thread for the rest.
+        """
+        unsettled = self._unsettled
+        while True:
+            try:
+                call = unsettled.popleft()
+            except IndexError:
+                return
             then = call.then
             if then is not None:
-                self._worker.crew.submit((Lane.FREE, then, call))
+                try:
+                    then(call)
+                except Exception:
+                    log.exception("%s: an answer could not be taken in", self._worker)
 
     # -- calls that are not answered
 

@@ -17,6 +17,8 @@ One thread at a time *leads*: only it receives. THREAD RULES:
 - TR7: control jobs run one after the other and never queue behind handlers. They must not block.
 - TR8: a job that is put off waits until a thread of the pool has nothing else to do, or until the next tick, for which
   the keeper sends a thread.
+- TR9: a call that nobody waits for at once is held back, too, while many are under way to its peer: it leaves with the
+  next ones, before a thread waits for anything, or at the next tick.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from typing import TYPE_CHECKING
 from actorrpc.runtime.completion import Waiter
 from actorrpc.runtime.forked import end_child
 from actorrpc.runtime.lanes import Job, Lane, Lanes
+from actorrpc.wire.transport import AT_ONCE, SOON
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -68,12 +71,8 @@ class Crew:
 
     def __init__(
         self,
-        name: str,
-        transport: Transport,
-        clock: Clock,
-        route: Callable[[Sequence[Frame]], Job | None],
-        limit: int,
-    ) -> None:
+        name: str, transport: Transport, clock: Clock, route: Callable[[Sequence[Frame]], Job | None], limit: int,
+    ) -> None:  # fmt: skip
         self._name, self._transport, self._clock, self._route = name, transport, clock, route
         self._lanes = Lanes(limit, clock.now())
         self._lead = threading.Lock()
@@ -346,12 +345,12 @@ class Crew:
         if gate is not None:
             gate.open()
 
-    def may_hold(self) -> bool:
+    def may_hold(self) -> int:
         """Whether what the present thread sends may be held back (TR6)."""
-        if self._place.hand and self._transport.crowded:
-            self.wake_keeper()
-            return True
-        return False
+        if not (self._place.hand and self._transport.crowded):
+            return AT_ONCE
+        self.wake_keeper()
+        return SOON
 
     # -- the keeper's part
 

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("actorrpc")
 T = TypeVar("T")
 S = TypeVar("S")
-_Base: Any = torch.futures.Future
+_Base: Any = torch._C.Future
+"""Of torch's two classes the inner one, whose methods take half as long to call."""
 
 
 class Future(torch.futures.Future, Generic[T]):  # type: ignore[type-arg]
@@ -63,7 +64,7 @@ class Future(torch.futures.Future, Generic[T]):  # type: ignore[type-arg]
     @classmethod
     def _of(cls, worker: Worker) -> Future[Any]:
         future = cls.__new__(cls)
-        _Base.__init__(future, devices=None)
+        _Base.__init__(future, [])
         future._prepare(worker)
         return future
 
@@ -98,7 +99,7 @@ class Future(torch.futures.Future, Generic[T]):  # type: ignore[type-arg]
         check_seconds(timeout)
         self._await(timeout)  # also where the result is there: an actor's earlier messages go first (RULE MB3)
         if not self._settled:
-            self._settle()
+            self._settle_here()
         if self._error is not None:
             raise self._error.with_traceback(self._trace)  # not some frames longer with every wait
         value: T = self._value
@@ -117,7 +118,7 @@ class Future(torch.futures.Future, Generic[T]):  # type: ignore[type-arg]
                 raise self._too_late(timeout)
         finally:
             if core.done and not self._settled:  # also where the task is cancelled: nobody else may be about to
-                self._settle()
+                self._settle_here()
         if self._error is not None:
             raise self._error.with_traceback(self._trace)
         value: T = self._value
@@ -240,6 +241,18 @@ class Future(torch.futures.Future, Generic[T]):  # type: ignore[type-arg]
             if waiter.leading and waiter.wake is not None:
                 waiter.wake()
 
+    def _settle_here(self) -> None:
+        """Settles the future on a thread that waits for it; torch's part is filled in off its stack."""
+        self._settle()
+        if self._worker is not None:
+            self._worker.calls.publish_soon(self)
+
+    def _read(self, call: Call) -> T:
+        """Reads the call's answer; raises what came instead."""
+        assert self._worker is not None
+        value: T = self._worker.result(call)
+        return value
+
     def _settle(self) -> None:
         """Reads the call's answer, once; several threads may ask."""
         with self._door:
@@ -249,7 +262,7 @@ class Future(torch.futures.Future, Generic[T]):  # type: ignore[type-arg]
             assert isinstance(core, Call)
             assert worker is not None
             try:
-                self._value = worker.result(core)
+                self._value = self._read(core)
             except BaseException as e:
                 # Without its frames, which hold this future: torch's part will hold the error where the collector
                 # does not see it. Where it happened stands in its cause.
@@ -257,7 +270,6 @@ class Future(torch.futures.Future, Generic[T]):  # type: ignore[type-arg]
             core.then = None
             self._settled = True
             callbacks, self._callbacks = self._callbacks, []
-        worker.calls.publish_soon(self)
         for callback in callbacks:  # not on this thread: it may hold locks that the callback wants
             worker.crew.submit((Lane.FREE, self._call, callback))
 

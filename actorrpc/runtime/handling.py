@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from actorrpc.runtime.mailbox import Mailbox, Turn
@@ -80,3 +81,25 @@ class in_context:
 def current() -> Any:
     """Returns the present thread's `Handling`, or None."""
     return here.handling
+
+
+_USERS: Final = frozenset(("executor", "handles", "creator", "futures", "loop", "batches", "streams"))
+"""The modules below the face from which code of the users' is called that may wait."""
+
+
+def may_wait() -> bool:
+    """Whether the present thread may wait: not where the library's own code, which may hold locks or leadership, was
+    interrupted by a finalizer, or called a reducer.
+    """
+    frame: Any = sys._getframe(1)
+    outside = False
+    while frame is not None:
+        name = frame.f_globals.get("__name__", "")
+        if name.startswith("actorrpc."):
+            if outside:
+                room = name.split(".")
+                return room[1] not in ("wire", "runtime", "services") or room[-1] in _USERS
+        elif not outside:
+            outside = True
+        frame = frame.f_back
+    return True

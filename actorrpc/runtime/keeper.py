@@ -65,9 +65,8 @@ class Keeper:
         """Takes something from a finalizer: appends and opens a gate, neither of which takes a lock."""
         if self._stopping:  # nobody would take it from here any more
             return
-        first = not self.dropped
         self.dropped.append(what)
-        if first:
+        if not self._worker.crew.active:  # else it looks within a tick, and takes several together
             self._gate.open()
 
     def rouse(self) -> None:
@@ -108,7 +107,7 @@ class Keeper:
             self._gate.wait(TICK)
             return quiet
         crew.active = False
-        if crew.needs_keeper or worker.calls.loose_ends or doubts.open:  # somebody had need of it just before this
+        if crew.needs_keeper or worker.calls.loose_ends or doubts.open or self.dropped:  # just before this
             crew.active = True
             return 0
         self._gate.wait(self._pause(now()))

@@ -21,23 +21,24 @@ from __future__ import annotations
 
 import array
 import logging
-import sys
 import threading
-from typing import TYPE_CHECKING, Any, Final
+from collections import deque
+from typing import TYPE_CHECKING, Final
 
 from actorrpc.errors import ActorRPCError, BackpressureError, BackpressureTimeoutError
 from actorrpc.runtime.awaiting import NO_TURN
 from actorrpc.runtime.completion import Waiter, describe
 from actorrpc.runtime.credit import BATCH, BATCH_BYTES
-from actorrpc.runtime.handling import NO_CONTEXT, here, no_wait
+from actorrpc.runtime.handling import NO_CONTEXT, here, may_wait, no_wait
 from actorrpc.runtime.lanes import Lane
-from actorrpc.runtime.windows import MOST_PATIENCE, Counted, Place, Room, Window
+from actorrpc.runtime.windows import MOST_PATIENCE, Place, Room, Window
 from actorrpc.wire.envelope import HEADER_SIZE, Flag, Kind, size_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from actorrpc.runtime.peers import Peer
+    from actorrpc.runtime.windows import Counted
     from actorrpc.runtime.worker import Worker
     from actorrpc.wire.envelope import Frame
 
@@ -48,6 +49,7 @@ SHARE: Final = 4
 """Of what a peer may have under way, an actor there may have this part, unless its class says otherwise."""
 _NEVER = float("inf")
 _OWN_AT_MOST: Final = 65536
+_GONE_TOGETHER: Final = 64
 
 
 class Limits:
@@ -68,6 +70,8 @@ class Limits:
         self._calls, self._bytes = DEFAULT_CALLS, DEFAULT_BYTES
         self.most_message: int | None = None
         self.counted: dict[int, Counted] = {}
+        self._gone: deque[int] = deque()
+        """Numbers of messages that were answered, and still count as under way; see `answered`."""
         self._peers: dict[int, Window] = {}
         self._actors: dict[Place, Window] = {}
         self._own: dict[Place, tuple[int | None, int | None]] = {}
@@ -105,8 +109,9 @@ class Limits:
     def admit(
         self, to: int, target: tuple[int, int], number: int, frames: Sequence[Frame], tell: bool,
         deadline: float | None, what: object,
-    ) -> None:  # fmt: skip
-        """Counts a message that is about to be sent; waits until there is room for it.
+    ) -> int:  # fmt: skip
+        """Counts a message that is about to be sent; waits until there is room for it. Returns how many requests are
+        under way to the peer, about, and this one; 0 where that is not known.
 
         Arguments:
             to, target: whom it is for.
@@ -123,23 +128,30 @@ class Limits:
         size = HEADER_SIZE + (len(frames[0]) if len(frames) == 1 else size_of(frames))
         place = to, *target
         with self._door:
-            if not self._worker.open:
-                return  # as whoever sends will be told
-            actor = self._actors.get(place)
-            if actor is None:
-                actor = self._actors[place] = Window(to, place, *self._limits_of(place))
-            peer = self._peers.get(to)
-            if peer is None:
-                peer = self._peers[to] = Window(to, None, self._calls, self._bytes)
-            free = actor.open and peer.open and actor.fits(size) and peer.fits(size)
-            if free or not _may_wait():
-                actor.add(size)
-                peer.add(size)
-                self.counted[number] = Counted(size, tell, actor, peer)
-                return
-            room = self._queue(actor, size, what)
+            actor, peer = self._actors.get(place), self._peers.get(to)
+            if actor is None or peer is None or not (actor.wide(size) and peer.wide(size)):
+                if not self._worker.open:
+                    return 0  # as whoever sends will be told
+                self._take_out_gone()
+                actor = self._actors.get(place)
+                if actor is None:
+                    actor = self._actors[place] = Window(to, place, *self._limits_of(place))
+                if peer is None:
+                    peer = self._peers[to] = Window(to, None, self._calls, self._bytes)
+                free = actor.open and peer.open and actor.fits(size) and peer.fits(size)
+                room = None if free or not may_wait() else self._queue(actor, size, what)
+            else:
+                room = None
+            if room is None:
+                actor.calls += 1  # twice `Window.add`, which is called for every message
+                actor.bytes += size
+                peer.calls += 1
+                peer.bytes += size
+                peer.tells += tell
+                self.counted[number] = size, tell, actor, peer
+                return peer.calls - peer.tells
         if not self._enter(actor, room, deadline, what):
-            return
+            return 0
         try:
             with self._door:
                 room = self._queue(peer, size, what)
@@ -149,7 +161,9 @@ class Limits:
             raise
         if entered:
             with self._door:
-                self.counted[number] = Counted(size, tell, actor, peer)
+                peer.tells += tell
+                self.counted[number] = size, tell, actor, peer
+        return 0
 
     def _queue(self, window: Window, size: int, what: object) -> Room:
         """Takes a place in a window's queue, or room at once. Under the door."""
@@ -172,6 +186,7 @@ class Limits:
                 window.moved = self._worker.clock.now()
             window.queue(room)
             self._full.add(window)
+            self._take_out_gone()  # what was noted before anybody could see that this one waits
         return room
 
     def _enter(self, window: Window, room: Room, deadline: float | None, what: object) -> bool:
@@ -263,14 +278,28 @@ class Limits:
             log.debug("%s: rank %d could not be asked for room: %s", self._worker.record.name, to, e)
 
     def answered(self, number: int) -> None:
-        """Takes a message out that was answered, or could not be sent. Under leadership, too."""
-        ready: list[Room] = []
-        with self._door:
-            counted = self.counted.pop(number, None)
-            if counted is None:
-                return
-            self._take_out(counted, 1, ready)
-        self._let_go(ready)
+        """Takes a message out that was answered, or could not be sent. Under leadership, too.
+
+        It is only noted, without the lock, for which the leader and those who send would keep each other waiting; many
+        are taken out at once, or all that there are when somebody needs the room.
+        """
+        self._gone.append(number)
+        if self._full or len(self._gone) >= _GONE_TOGETHER:
+            ready: list[Room] = []
+            with self._door:
+                self._take_out_gone(ready)
+            self._let_go(ready)
+
+    def _take_out_gone(self, ready: list[Room] | None = None) -> None:
+        """Takes out what was answered; adds who is to be woken to `ready`, or wakes them. Under the door."""
+        gone, counted, now = self._gone, self.counted, self._worker.clock.now()
+        woken: list[Room] = [] if ready is None else ready
+        while gone:
+            found = counted.pop(gone.popleft(), None)
+            if found is not None:
+                self._take_out(found, 1, now, woken)
+        if ready is None:
+            self._let_go(woken)
 
     def credit(self, caller: int, frames: Sequence[Frame]) -> None:
         """Takes note of what has begun on a peer. Under leadership."""
@@ -284,28 +313,39 @@ class Limits:
         ready: list[Room] = []
         with self._door:
             self._asked.pop(peer, None)
+            self._take_out_gone(ready)
+            now = self._worker.clock.now()
             for number in numbers:
                 counted = self.counted.get(number)
-                if counted is None or counted.peer.to != peer:
+                if counted is None or counted[3].to != peer:
                     continue
-                if counted.tell:
+                _, tell, actor, window = counted
+                if tell:
                     del self.counted[number]
-                    self._take_out(counted, 1, ready)
+                    self._take_out(counted, 1, now, ready)
                 else:  # it counts as a call until it is answered
-                    self._take_out(counted, 0, ready)
-                    counted.size = 0
+                    self._take_out(counted, 0, now, ready)
+                    self.counted[number] = 0, tell, actor, window
             more = any(window.to == peer for window in self._full)
         self._let_go(ready)
         if more:
             self._worker.crew.submit((Lane.CONTROL, self._ask, peer))
 
-    def _take_out(self, counted: Counted, calls: int, ready: list[Room]) -> None:
-        now = self._worker.clock.now()
-        counted.actor.give_back(calls, counted.size, now, ready)
-        counted.peer.give_back(calls, counted.size, now, ready)
-        self._tidy(counted.actor)
-        if not counted.peer.waiting:
-            self._full.discard(counted.peer)
+    def _take_out(self, counted: Counted, calls: int, now: float, ready: list[Room]) -> None:
+        size, tell, actor, peer = counted
+        actor.give_back(calls, size, now, ready)
+        peer.give_back(calls, size, now, ready)
+        if tell:
+            peer.tells -= calls
+        if not actor.calls:
+            self._tidy(actor)
+        if self._full:
+            self._discard_idle(actor)
+            self._discard_idle(peer)
+
+    def _discard_idle(self, window: Window) -> None:
+        if not window.waiting:
+            self._full.discard(window)
 
     def _tidy(self, window: Window) -> None:
         """Forgets the window of an actor of which nothing is under way."""
@@ -335,7 +375,7 @@ class Limits:
                 mine.append(window)
             self._actors = {p: w for p, w in self._actors.items() if p[0] != number}
             self._own = {p: own for p, own in self._own.items() if p[0] != number}
-            self.counted = {n: c for n, c in self.counted.items() if c.peer is not window}
+            self.counted = {n: c for n, c in self.counted.items() if c[3] is not window}
             self._asked.pop(number, None)
             rooms = self._empty(mine)
         self._let_go(rooms)
@@ -362,6 +402,7 @@ class Limits:
     def statistics(self) -> dict[str, int]:
         """Returns counts: messages that take up room, windows to peers and to actors, threads that wait for room."""
         with self._door:
+            self._take_out_gone()
             windows = [*self._peers.values(), *self._actors.values()]
             return {
                 "counted": len(self.counted),
@@ -369,25 +410,3 @@ class Limits:
                 "held_up": sum(len(window.waiting) for window in windows),
                 "bytes": sum(window.bytes for window in self._peers.values()),
             }
-
-
-_USERS: Final = frozenset(("executor", "handles", "creator", "futures", "loop", "batches", "streams"))
-"""The modules below the face from which code of the users' is called that may wait."""
-
-
-def _may_wait() -> bool:
-    """Whether the present thread may wait: not where the library's own code, which may hold locks or leadership, was
-    interrupted by a finalizer, or called a reducer.
-    """
-    frame: Any = sys._getframe(1)
-    outside = False
-    while frame is not None:
-        name = frame.f_globals.get("__name__", "")
-        if name.startswith("actorrpc."):
-            if outside:
-                room = name.split(".")
-                return room[1] not in ("wire", "runtime", "services") or room[-1] in _USERS
-        elif not outside:
-            outside = True
-        frame = frame.f_back
-    return True

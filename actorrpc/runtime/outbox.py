@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from actorrpc.errors import NotAMemberError
 from actorrpc.runtime.peers import Standing
 from actorrpc.wire.envelope import HEADER_SIZE, MARK, Flag, Kind, pack_fields, size_of
-from actorrpc.wire.transport import snapshot
+from actorrpc.wire.transport import AT_ONCE, snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,11 +39,11 @@ class Outbox:
         to: int,
         out: Outgoing,
         frames: Sequence[Frame],
-        hold: bool = False,
+        hold: int = AT_ONCE,
         trace: Trace | None = None,
         lasting: bool = True,
     ) -> None:
-        """Sends a message whose payload is written. `hold`: whether it may wait for more (TR6); `trace`: its own;
+        """Sends a message whose payload is written. `hold`: whether it may wait for more (TR6, TR9); `trace`: its own;
         `lasting`: see `Transport.send`.
 
         Raises:
@@ -76,11 +76,11 @@ class Outbox:
             try:
                 self._number(peer, out, frames, hold, lasting)
                 while peer.deferred:
-                    self._number(peer, *peer.deferred.pop(0), False)
+                    self._number(peer, *peer.deferred.pop(0), AT_ONCE)
             finally:
                 peer.busy = False
 
-    def _number(self, peer: Peer, out: Outgoing, frames: Sequence[Frame], hold: bool, lasting: bool = True) -> None:
+    def _number(self, peer: Peer, out: Outgoing, frames: Sequence[Frame], hold: int, lasting: bool = True) -> None:
         """Sends a message to a peer, numbered; under its lock."""
         worker, to = self._worker, peer.record.id
         kind, flags, call, *rest = out
@@ -97,6 +97,6 @@ class Outbox:
                 worker.transport.send(to, (whole,), hold)
             else:
                 peer.bytes_out += HEADER_SIZE + size_of(frames)
-                worker.transport.send(to, [head + frames[0], *frames[1:]], False, lasting)
+                worker.transport.send(to, [head + frames[0], *frames[1:]], AT_ONCE, lasting)
         except KeyError:
             raise worker.members.lost_error(peer, "the message was not sent") from None

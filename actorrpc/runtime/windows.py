@@ -14,6 +14,8 @@ MOST_PATIENCE: Final = 5.0
 
 Place = tuple[int, int, int]
 """An actor: its worker's id, and its own id."""
+Counted = tuple[int, bool, "Window", "Window"]
+"""A message that was sent and takes up room: its bytes, whether it is a tell, and the windows of actor and peer."""
 
 
 
@@ -25,6 +27,7 @@ class Window:
         to: the peer's id.
         place: the actor; None for the peer as a whole.
         calls, bytes: how much it is.
+        tells: how many of the calls are tells; of a peer's window only.
         most_calls, most_bytes: how much it may be.
         waiting: who waits for room.
         racing: how many of those serve a mailbox meanwhile (LM4).
@@ -34,12 +37,13 @@ class Window:
     """
 
     __slots__ = (
-        "bytes", "calls", "most_bytes", "most_calls", "moved", "patience", "place", "racing", "stuck", "to", "waiting",
+        "bytes", "calls", "most_bytes", "most_calls", "moved", "patience", "place", "racing", "stuck", "tells",
+        "to", "waiting",
     )  # fmt: skip
 
     def __init__(self, to: int, place: Place | None, most_calls: int, most_bytes: int) -> None:
         self.to, self.place, self.most_calls, self.most_bytes = to, place, most_calls, most_bytes
-        self.calls = self.bytes = 0
+        self.calls = self.bytes = self.tells = 0
         self.waiting: deque[Room] = deque()
         self.racing, self.moved = 0, 0.0
         self.patience, self.stuck = PATIENCE_SECONDS, False
@@ -47,6 +51,10 @@ class Window:
     def fits(self, size: int) -> bool:
         """Whether there is room for one more message."""
         return self.calls < self.most_calls and (not self.bytes or self.bytes + size <= self.most_bytes)
+
+    def wide(self, size: int) -> bool:
+        """Whether there is room without doubt, and nobody waits for any."""
+        return self.calls < self.most_calls and self.bytes + size <= self.most_bytes and not self.waiting
 
     def add(self, size: int) -> None:
         """Takes up room."""
@@ -103,12 +111,3 @@ class Room(Completion):
         self.size, self.granted = size, False
         self.in_handler = handling is not None and handling.message is not None
         self.racing = handling is not None and handling.turn is not None and (racing or not self.in_handler)
-
-
-class Counted:
-    """A message that was sent and takes up room."""
-
-    __slots__ = ("actor", "peer", "size", "tell")
-
-    def __init__(self, size: int, tell: bool, actor: Window, peer: Window) -> None:
-        self.size, self.tell, self.actor, self.peer = size, tell, actor, peer

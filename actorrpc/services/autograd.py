@@ -17,7 +17,7 @@ from actorrpc.services.leaves import Leaves
 from actorrpc.services.passes import Aborted, Pass
 from actorrpc.wire.envelope import Flag, Kind
 from actorrpc.wire.failures import read_failure, write_failure
-from actorrpc.wire.transport import snapshot
+from actorrpc.wire.transport import SOON, snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -182,7 +182,7 @@ class Autograd:
         """
         out = (Kind.TELL, Flag.CONTROL, lowest, *AUTOGRAD, _NO_PASS, context_id, _NEVER)
         try:
-            self.worker.emit(peer, out, (b"",), True)
+            self.worker.emit(peer, out, (b"",), SOON)
         except ActorRPCError:
             return
         self.worker.crew.wake_keeper()

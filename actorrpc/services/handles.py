@@ -266,23 +266,35 @@ class UserHandle:
             return self._future
 
     def _made(self) -> Future[None]:
-        service, call, future = self.service, self.creation, Future._of(self.service.worker)
+        service, call = self.service, self.creation
         if call is None or self.failure is not None:
+            future = Future._of(service.worker)
             _complete(future, copy.copy(self.failure))
             return future
-        once = threading.Lock()
-
-        def finish(call: Call) -> None:
-            if once.acquire(False):
-                _settle(service, future, service.failure_of(call) if call.failed else None)
-
-        call.then, call.urgent = finish, True
-        if call.done:  # it came before it could see what hangs on it
-            finish(call)
-        return future
+        return _Creation._of_creation(service, call)
 
     def __del__(self) -> None:
         self.service.worker.keeper.drop(self.fork)
+
+
+class _Creation(Future[None]):
+    """The future of an object's creation, or of a fork's recording: it waits for the call itself."""
+
+    _service: Objects
+
+    @classmethod
+    def _of_creation(cls, service: Objects, call: Call) -> _Creation:
+        future = cls._of(service.worker)
+        assert isinstance(future, _Creation)
+        future._service, future._core = service, call
+        call.then = future._finish
+        if call.done:  # it came before it could see what hangs on it
+            future._settle_here()
+        return future
+
+    def _read(self, call: Call) -> None:
+        if call.failed:
+            raise self._service.failure_of(call)  # a fresh one: the call's own is asked for by the reference, too
 
 
 def _to_keep(error: BaseException, where: str) -> BaseException:

@@ -281,7 +281,7 @@ class FaultyTransport:
             self._overtaken.pop(peer, None)
         self._inner.hang_up(peer, linger)
 
-    def send(self, peer: int, frames: Sequence[Frame], hold: bool = False, lasting: bool = True) -> None:
+    def send(self, peer: int, frames: Sequence[Frame], hold: int = 0, lasting: bool = True) -> None:
         """See `Transport`."""
         verdict = self._faults.judge(peer, frames)
         if verdict.death == "before":

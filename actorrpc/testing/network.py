@@ -148,7 +148,7 @@ class SimTransport:
     def flush(self) -> None:
         pass
 
-    def send(self, peer: int, frames: Sequence[Frame], hold: bool = False, lasting: bool = True) -> None:
+    def send(self, peer: int, frames: Sequence[Frame], hold: int = 0, lasting: bool = True) -> None:
         self._network.carry(self, peer, frames)
 
     def take(self, frames: list[Frame]) -> None:

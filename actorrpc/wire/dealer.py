@@ -42,7 +42,7 @@ class DealerWay:
     def __init__(self, dealer: zmq.Socket[bytes], endpoint: str) -> None:
         # Reentrant: the collector may run a finalizer of the user's, which sends, in the midst of a send (`busy`).
         self.dealer, self.endpoint, self.lock = dealer, endpoint, threading.RLock()
-        self.held: list[Sequence[Frame]] = []
+        self.held: list[tuple[Sequence[Frame], bool]] = []
         self.busy = False
         self.piece = _LOCAL_PIECE if self.is_local else _PIECE
 
@@ -51,16 +51,16 @@ class DealerWay:
         """Whether it never leaves this host."""
         return self.endpoint.startswith("ipc:")
 
-    def send(self, frames: Sequence[Frame], hold: bool, lasting: bool) -> bool:
+    def send(self, frames: Sequence[Frame], hold: int, lasting: bool) -> bool:
         """Sends a message, or keeps it back with those before it. Returns whether something is kept back.
 
         Raises:
             KeyError: the way was closed.
         """
-        if not lasting:
-            frames = snapshot(frames)
         with self.lock:
             dealer = self.dealer
+            if self.busy and not lasting:
+                frames, lasting = snapshot(frames), True
             if dealer.closed:
                 raise KeyError(self.endpoint)
             if len(frames) == 1 and not (hold or self.held or self.busy) and len(frames[0]) <= self.piece:
@@ -74,7 +74,7 @@ class DealerWay:
                 if not self.held:
                     return False
             else:
-                self.held.append(frames)
+                self.held.append((frames, lasting))
             if hold and len(frames) == 1 and len(frames[0]) < _HOLD_BELOW and len(self.held) < _HOLD_AT_MOST:
                 return True
             self._flush()
@@ -107,22 +107,23 @@ class DealerWay:
         try:
             while self.held:
                 held, self.held = self.held, []
-                small = [frames[0] for frames in held if len(frames) == 1 and len(frames[0]) <= self.piece]
+                small = [frames[0] for frames, _ in held if len(frames) == 1 and len(frames[0]) <= self.piece]
                 if len(small) == len(held) > 1:
                     self._put(pack(small), 0, True)
                 else:
-                    for frames in held:
-                        self._send(frames)
+                    for frames, lasting in held:
+                        self._send(frames, lasting)
         finally:
             self.busy = False
 
-    def _send(self, frames: Sequence[Frame]) -> None:
+    def _send(self, frames: Sequence[Frame], lasting: bool) -> None:
         if any(memoryview(frame).nbytes > self.piece for frame in frames):
             frames = pieces.cut(frames, self.piece)
         last = len(frames) - 1
         for i, frame in enumerate(frames):
-            small = not i or memoryview(frame).nbytes < _COPY_BELOW
-            self._put(frame, zmq.SNDMORE if i < last else 0, small)
+            # What may change is copied by the piece, into memory that is warm, which a snapshot's would not be.
+            copied = not i or not lasting or memoryview(frame).nbytes < _COPY_BELOW
+            self._put(frame, zmq.SNDMORE if i < last else 0, copied)
 
     def _put(self, frame: Frame, flags: int, copy: bool) -> None:
         try:

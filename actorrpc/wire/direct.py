@@ -12,6 +12,9 @@ Rules:
 - DW2: a descriptor leaves the epoll before it is closed, since a forked child may hold it open, and is shut down, so
   that the other side sees the end all the same.
 - DW3: a way whose other end is gone takes everything and drops it. The kernel hears of the end by other means.
+- DW4: the leader stays awake for a moment before it sleeps, since to be woken takes longer than most answers to small
+  calls do. Where nothing came meanwhile it sleeps at once the next time, and the more often that was in vain, the more
+  times (up to 31). On a single core it never stays awake.
 """
 
 from __future__ import annotations

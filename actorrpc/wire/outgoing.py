@@ -1,4 +1,4 @@
-"""The sending end of a direct way (`wire.direct`; rules DW1 to DW3 stand there).
+"""The sending end of a direct way (`wire.direct`; rules DW1 to DW4 stand there).
 
 On the stream a message is a word of 4 bytes and its frames: the word is the size of the only frame; or, with its
 highest bit set, the number of frames, whose sizes follow in 8 bytes each. A second bit says that all frames but the
@@ -77,7 +77,7 @@ class Outgoing:
     is_local = True
     """Whether it never leaves this host."""
 
-    def send(self, frames: Sequence[Frame], hold: bool, lasting: bool) -> bool:
+    def send(self, frames: Sequence[Frame], hold: int, lasting: bool) -> bool:
         """Sends a message, or keeps it back with those before it. Returns whether something is kept back.
 
         Raises:

@@ -15,6 +15,12 @@ if TYPE_CHECKING:
     from actorrpc.wire.envelope import Frame
 
 
+AT_ONCE: Final = 0
+SOON: Final = 1
+LATER: Final = 2
+"""How long a message may be held back; see `Transport.send`."""
+
+
 class News:
     """What a transport finds out of a peer, whose number is 0 or above, without having had a message."""
 
@@ -72,14 +78,15 @@ class Transport(Protocol):
     emptied: int
     """How many times `receive` has found nothing there."""
 
-    def send(self, peer: int, frames: Sequence[Frame], hold: bool = False, lasting: bool = True) -> None:
+    def send(self, peer: int, frames: Sequence[Frame], hold: int = AT_ONCE, lasting: bool = True) -> None:
         """Queues one message for a dialled peer. Never blocks.
 
         Arguments:
             peer: whom it is for.
             frames: its parts.
-            hold: whether it may wait for others to the same peer: until the next `receive` that finds nothing at once,
-                or `flush`, or until enough are held. It keeps its place before all later ones.
+            hold: whether it may wait for others to the same peer: AT_ONCE, not at all; SOON, until the next `receive`
+                that finds nothing at once, or `flush`, or until enough are held; LATER, until one of the last two. It
+                keeps its place before all later ones.
             lasting: whether the frames stay as they are until they have left. Those of an answer or a tell may not:
                 their sender has no moment at which it could know that. Then they are copied.
 

@@ -34,6 +34,7 @@ from actorrpc.wire.direct import DirectWays
 from actorrpc.wire.exposed import exposed
 from actorrpc.wire.folders import HeldFolder
 from actorrpc.wire.lookout import Lookout, beat
+from actorrpc.wire.transport import AT_ONCE, SOON
 from actorrpc.wire.waking import Waker
 
 if TYPE_CHECKING:
@@ -46,6 +47,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("actorrpc")
 _IPC_PATH_LIMIT = 100
 _LONGEST_POLL = 3600.0
+_WAKEFUL_SECONDS = 1.5e-4
+_MOST_IN_VAIN = 4
+_CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
 
 
 class ZmqTransport:
@@ -90,9 +94,11 @@ class ZmqTransport:
         """Whether the inbox may hold messages of which its descriptor says nothing any more (ZQ8)."""
         self._endpoints: list[str] = []
         self._unpacked: deque[list[Frame]] = deque()
-        self.holding = self.crowded = False
+        self.holding = self._soon = self.crowded = False
         self.emptied = 0
         self._woken = False
+        self._sleeps = self._in_vain = 0
+        """How many more waits go to sleep at once, and for how many the leader has stayed awake in vain (RULE DW4)."""
         self._door = threading.Lock()
         self._closed = False
         self._waker: Waker | None = None
@@ -211,12 +217,14 @@ class ZmqTransport:
                 self._lookout.leave(peer)
             way.close(linger)
 
-    def send(self, peer: int, frames: Sequence[Frame], hold: bool = False, lasting: bool = True) -> None:
+    def send(self, peer: int, frames: Sequence[Frame], hold: int = AT_ONCE, lasting: bool = True) -> None:
         if self._ways[peer].send(frames, hold, lasting):
             self.holding = True
+            if hold == SOON:
+                self._soon = True
 
     def flush(self) -> None:
-        self.holding = False
+        self.holding = self._soon = False
         for way in list(self._ways.values()):
             way.flush()
 
@@ -224,15 +232,31 @@ class ZmqTransport:
     def _poll(self, timeout: float | None) -> Sequence[tuple[Any, int]]:
         if timeout is not None and timeout > _LONGEST_POLL:
             timeout = _LONGEST_POLL
-        if self._epoll is not None:
+        if self._epoll is None:
+            return self._poller.poll(None if timeout is None else max(0, int(timeout * 1000 + 0.999)))
+        if timeout == 0 or self._direct is None:
             return self._epoll.poll(timeout)
-        return self._poller.poll(None if timeout is None else max(0, int(timeout * 1000 + 0.999)))
+        if self._sleeps:
+            self._sleeps -= 1
+        elif _CORES > 1:  # RULE DW4
+            poll, now = self._epoll.poll, time.monotonic
+            end = now() + (_WAKEFUL_SECONDS if timeout is None else min(timeout, _WAKEFUL_SECONDS))
+            while True:
+                found = poll(0)
+                if found:
+                    self._in_vain = 0
+                    return found
+                if now() >= end:
+                    break
+            self._sleeps = (2 << self._in_vain) - 1
+            self._in_vain = min(self._in_vain + 1, _MOST_IN_VAIN)
+        return self._epoll.poll(timeout)
 
     def receive(self, timeout: float | None) -> list[Frame] | None:
         unpacked = self._unpacked
         self._woken = False
         if not unpacked:
-            if self.holding:
+            if self._soon:
                 self._look(0)
                 if not unpacked:
                     self.flush()

@@ -253,7 +253,7 @@ def test_unused_tensors_cost_no_bytes_on_the_way_back() -> None:
     sizes: list[int] = []
     original = mine.worker.emit
 
-    def emit(to: int, out: Any, frames: Any, hold: bool = False, trace: Any = None, lasting: bool = True) -> None:
+    def emit(to: int, out: Any, frames: Any, hold: int = 0, trace: Any = None, lasting: bool = True) -> None:
         sizes.append(sum(memoryview(frame).nbytes for frame in frames))
         original(to, out, frames, hold, trace, lasting)
 
