@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import tempfile
 from collections.abc import Iterator
@@ -11,7 +12,11 @@ from multiprocessing import forkserver, resource_tracker
 import psutil
 import pytest
 
+import actorrpc as rpc
+from tests.hosts import Hosts, needs_hosts
 from tests.worlds import STANDING, Pairs, World
+
+_rounds = itertools.count()
 
 
 def _servants() -> set[int]:
@@ -62,3 +67,30 @@ def pair(_pairs: Pairs) -> Iterator[World]:
     """A standing world of two, which must still work, and hold nothing, after the test."""
     with _pairs.lend() as world:
         yield world
+
+
+@pytest.fixture(scope="module")
+def _trio() -> Iterator[World]:
+    with World(3, join=False, timeout=60) as world:
+        yield world
+
+
+@pytest.fixture
+def trio(_trio: World) -> Iterator[World]:
+    """Three processes that are in no world yet; what they join they leave at the end."""
+    yield _trio
+    _trio.everywhere(rpc.shutdown, False)
+
+
+@pytest.fixture
+def method(_trio: World) -> str:
+    """Where the three may meet: another place for each test."""
+    return f"file://{_trio.folder}/meet-{next(_rounds)}"
+
+
+@pytest.fixture
+def hosts() -> Iterator[Hosts]:
+    """Three hosts, made of network namespaces; skips the test where there can be none."""
+    needs_hosts()
+    with Hosts(3) as made:
+        yield made

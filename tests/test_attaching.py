@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import signal
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,7 +14,6 @@ from actorrpc.world import World as Roles
 from tests.joining import add, options
 from tests.worlds import World, until
 
-_rounds = itertools.count()
 Told = list[tuple[str, str]]
 
 
@@ -53,23 +50,6 @@ def names() -> list[str]:
 
 def everybody() -> list[str]:
     return [p.record.name for p in session.current().worker.peers.values() if p.standing.value == "member"]
-
-
-@pytest.fixture(scope="module")
-def _trio() -> Iterator[World]:
-    with World(3, join=False, timeout=60) as world:
-        yield world
-
-
-@pytest.fixture
-def trio(_trio: World) -> Iterator[World]:
-    yield _trio
-    _trio.everywhere(rpc.shutdown, False)
-
-
-@pytest.fixture
-def method(_trio: World) -> str:
-    return f"file://{_trio.folder}/guests-{next(_rounds)}"
 
 
 def visit(method: str, **more: Any) -> tuple[int, int, list[str], list[str]]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.hosts import Hosts, needs_hosts
+from tests.hosts import Hosts
 from tests.worlds import World
 
 ROOT = Path(__file__).parent.parent
@@ -21,13 +21,6 @@ TOKEN = "a secret of the three hosts"
 PORT = 29577
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-
-
-@pytest.fixture
-def hosts() -> Iterator[Hosts]:
-    needs_hosts()
-    with Hosts(SIZE) as made:
-        yield made
 
 
 @pytest.fixture

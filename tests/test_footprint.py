@@ -14,7 +14,8 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 MOST_MEMORY = 16.0
 """MB; 12 are aimed at, and 11 to 12 are measured."""
-MOST_THREADS, MOST_DESCRIPTORS = 8, 6
+MOST_THREADS, MOST_DESCRIPTORS = 7, 6
+"""Six threads are the library's own; on rank 0 torch's store, where all meet, has one more."""
 
 
 def _greet_all(size: int) -> None:

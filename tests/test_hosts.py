@@ -20,13 +20,6 @@ SIZE = 3
 
 
 @pytest.fixture
-def hosts() -> Iterator[Hosts]:
-    needs_hosts()
-    with Hosts(SIZE) as made:
-        yield made
-
-
-@pytest.fixture
 def world(hosts: Hosts) -> Iterator[World]:
     with World(SIZE, join=False, strict=False, timeout=100) as made:
         for rank in range(SIZE):

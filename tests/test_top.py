@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
-import itertools
 import json
 import os
 import pty
@@ -17,7 +16,6 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +30,6 @@ from actorrpc.services.figures import BOUNDS, ActorLoad, Rates, WorkerFigures, W
 from actorrpc.wire.folders import HeldFolder, held
 from tests.joining import add, free_port, options
 from tests.worlds import World, until
-
-_rounds = itertools.count()
-
 
 # -- what is shown
 
@@ -182,23 +177,6 @@ def test_a_world_that_was_launched_here_is_found_and_of_several_one_is_to_be_nam
 
 def come(rank: int, method: str, **more: Any) -> None:
     rpc.init_rpc(f"w{rank}", rank=rank, world_size=2, rpc_backend_options=options(method, **more))
-
-
-@pytest.fixture(scope="module")
-def _trio() -> Iterator[World]:
-    with World(3, join=False, timeout=60) as world:
-        yield world
-
-
-@pytest.fixture
-def trio(_trio: World) -> Iterator[World]:
-    yield _trio
-    _trio.everywhere(rpc.shutdown, False)
-
-
-@pytest.fixture
-def method(_trio: World) -> str:
-    return f"file://{_trio.folder}/top-{next(_rounds)}"
 
 
 def begin(world: World, method: str, **more: Any) -> None:

@@ -19,9 +19,9 @@ from tests.worlds import World
 TOKEN = "only for this test"
 
 
-def come(rank: int, method: str) -> None:
+def come(rank: int, method: str, size: int | None) -> None:
     chosen = options(method, security_token=TOKEN)
-    rpc.init_rpc(f"w{rank}", rank=rank, rpc_backend_options=chosen)
+    rpc.init_rpc(f"w{rank}", rank=rank, world_size=size, rpc_backend_options=chosen)
 
 
 def call_until(flag: str) -> None:
@@ -39,12 +39,15 @@ def trace(*arguments: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-def test_a_running_world_is_recorded_by_a_guest(tmp_path: Path) -> None:
+@pytest.mark.parametrize("size", [None, 2])
+def test_a_running_world_is_recorded_by_a_guest(tmp_path: Path, size: int | None) -> None:
     method, flag, secret, out = (f"{tmp_path}/{name}" for name in ("meet", "flag", "token", "trace.json"))
     Path(secret).write_text(TOKEN + "\n")
     with World(2, join=False, timeout=110) as world:
         for rank in (0, 1):
-            world.on(rank, come, rank, f"file://{method}")
+            world.start(rank, come, rank, f"file://{method}", size)
+        for rank in (0, 1):
+            world.result(rank)
         world.start(0, call_until, flag)
         done = trace(f"file://{method}", "--seconds", "0.5", "--out", out, "--token-file", secret)
         Path(flag).touch()
@@ -56,7 +59,9 @@ def test_a_running_world_is_recorded_by_a_guest(tmp_path: Path) -> None:
         rows = {e["pid"] for e in data["traceEvents"] if e["name"] == "rpc_sync#abs(w0 -> w1)" and e["ph"] == "X"}
         assert rows == {1, 2}
         for rank in (1, 0):
-            world.on(rank, rpc.shutdown, False)
+            world.start(rank, rpc.shutdown, False)
+        for rank in (1, 0):
+            world.result(rank)
 
 
 def test_where_there_is_no_world_one_line_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,7 +73,7 @@ def test_where_there_is_no_world_one_line_says_so(tmp_path: Path, capsys: pytest
 
 def test_a_token_file_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trace", "tcp://localhost:1", "--token-file", f"{tmp_path}/nothing"]) == 1
-    assert f"the token file '{tmp_path}/nothing' cannot be read" in capsys.readouterr().err
+    assert f"there is no token to be had from {tmp_path}/nothing" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("seconds", ["0", "-1", "soon", "1e9"])

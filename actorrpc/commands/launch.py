@@ -10,10 +10,10 @@ import os
 import re
 import sys
 import traceback
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from actorrpc.commands.failing import CommandError
+from actorrpc.commands.worlds import add_token, token_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,10 +70,7 @@ def declare(commands: Commands) -> None:
         "--devices", action="append", default=[], metavar="ROLE=N",
         help="N GPUs for each worker of the role; or which ones all of them share: 0,1 or 0-0 for one",
     )  # fmt: skip
-    parser.add_argument(
-        "--token-file", type=Path, metavar="FILE",
-        help="a file with the secret that all workers share (docs/security.md); it goes before ACTORRPC_TOKEN",
-    )  # fmt: skip
+    add_token(parser)
     parser.add_argument(
         "--logs", action="store_true",
         help="show what the workers print and log here, with the worker, host and pid in front of each line",
@@ -93,7 +90,7 @@ def runs(options: argparse.Namespace) -> int:
     try:
         parts = parts_of(_roles(options))
         seat = seat_of(os.environ)
-        play = prepared(parts, RpcBackendOptions(security_token=_token(options.token_file)), seat, options.logs)
+        play = prepared(parts, RpcBackendOptions(security_token=token_of(options)), seat, options.logs)
     except (ValueError, TypeError, OSError) as error:
         raise CommandError(_line(str(error))) from error
     value = _started(play) if seat is None else _taken(play, f"{parts[seat.rank].name} (rank {seat.rank})")
@@ -213,19 +210,6 @@ def _numbers(text: str) -> int | tuple[int, ...]:
         raise ValueError(f"{text!r} is neither a number nor a list like 0,1 or 4-7")
     ends = [piece.partition("-") for piece in text.split(",")]
     return tuple(number for low, _, high in ends for number in range(int(low), int(high or low) + 1))
-
-
-def _token(file: Path | None) -> str | None:
-    """Reads the token; None: ACTORRPC_TOKEN, or none."""
-    if file is None:
-        return None
-    try:
-        token = file.read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"the token cannot be read: {error}") from None
-    if not token:
-        raise ValueError(f"the file of the token, {file}, is empty")
-    return token
 
 
 def _line(text: str) -> str:

@@ -121,7 +121,7 @@ def test_a_module_that_cannot_be_imported_is_named_with_the_reason(
         (["--cpus", "observer=1-"], "'1-' is neither a number nor a list like 0,1 or 4-7"),
         (["--cpus", "observer=0"], "cannot do without cpus"),
         (["--cpus", "observer=100000"], "the roles ask for 200000 cpus"),
-        (["--token-file", "/nowhere/token"], "the token cannot be read"),
+        (["--token-file", "/nowhere/token"], "there is no token to be had from /nowhere/token"),
     ],
 )
 def test_a_wrong_option_is_one_line(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,7 +131,7 @@ def test_a_wrong_option_is_one_line(arguments: list[str], words: str, capsys: py
 def test_an_empty_token_is_no_world_without_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "token").write_text("\n")
     said = refused(capsys, f"{HERE}:Agent", "--token-file", str(tmp_path / "token"))
-    assert said == f"the file of the token, {tmp_path / 'token'}, is empty"
+    assert said == f"there is no token in {tmp_path / 'token'}: it is empty"
 
 
 def test_seats_that_contradict_each_other_are_one_line(
