@@ -239,7 +239,7 @@ def test_public_futures_show_no_internal_names() -> None:
     for cls in (rpc.Future, rpc.GroupFuture):
         own = {name for name in vars(cls) if not name.startswith("_")}
         ending = {"set_result", "set_exception", "cancel", "cancelled"}
-        assert own <= ending | {"done", "wait", "value", "add_done_callback", "then", "as_completed"}
+        assert own <= ending | {"done", "wait", "value", "add_done_callback", "then", "as_completed", "settled"}
         for name in own:
             assert inspect.getdoc(getattr(cls, name)), name
     assert "no need to make one by hand" in inspect.getdoc(rpc.GroupFuture)  # type: ignore[operator]
