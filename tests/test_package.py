@@ -59,6 +59,22 @@ def test_importing_the_package_imports_nothing_else_of_it() -> None:
     assert ast.literal_eval(done.stdout) == ["actorrpc", "actorrpc.version"]
 
 
+@pytest.mark.parametrize(
+    "expression, value",
+    [
+        ("rpc.BackendType.TENSORPIPE.name", "TENSORPIPE"),
+        ("rpc.backend_registered('TENSORPIPE')", "True"),
+        ("rpc.RpcBackendOptions().rpc_timeout", "60.0"),
+        ("rpc.RRef.__name__", "RRef"),
+        ("rpc.get_rpc_timeout.__name__", "get_rpc_timeout"),
+    ],
+)
+def test_any_name_may_be_the_first_that_is_used(expression: str, value: str) -> None:
+    program = f"import actorrpc as rpc; print({expression})"
+    done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, timeout=60, check=True)
+    assert done.stdout == f"{value}\n"
+
+
 def test_star_import_brings_all_names() -> None:
     program = "from actorrpc import *; import actorrpc; print([n for n in actorrpc.__all__ if n not in globals()])"
     done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, timeout=60, check=True)

@@ -536,7 +536,8 @@ def test_a_proxys_method_sent_as_a_function_keeps_its_timeout() -> None:
     assert rpc.rpc_sync(OTHER, ref.rpc_sync(timeout=5).slow, args=(0.01,)) == 5
     with raised_within(5), pytest.raises(rpc.RPCTimeoutError, match=r"\(50 ms\).*slow on worker .worker1"):
         rpc.rpc_sync(OTHER, ref.rpc_sync(timeout=0.05).slow, args=(0.4,))
-    with raised_within(5), pytest.raises(rpc.RPCTimeoutError, match=r"\(50 ms\)"):
+    # the call and what its handler calls run out of time together, and either may be the first to say so
+    with raised_within(5), pytest.raises(rpc.RPCTimeoutError, match=r"\(50 ms\)|that its handler had left"):
         rpc.rpc_sync(0, ref.rpc_sync().slow, args=(0.4,), timeout=0.05)
     time.sleep(0.4)
 

@@ -334,7 +334,8 @@ KINDS: dict[str, Callable[[int], object]] = {
 @pytest.fixture(autouse=True)
 def no_log(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error of a failed tell goes to the log, and pytest keeps what is logged, with frames and what they hold."""
-    monkeypatch.setattr(logging.getLogger("actorrpc"), "disabled", True)
+    for name in ("actorrpc", "actorrpc.failures"):  # the second one speaks where the stand-in has been installed
+        monkeypatch.setattr(logging.getLogger(name), "disabled", True)
 
 
 @pytest.mark.parametrize("kind", KINDS)
