@@ -68,7 +68,7 @@ def test_where_there_is_no_world_one_line_says_so(tmp_path: Path, capsys: pytest
 
 def test_a_token_file_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trace", "tcp://localhost:1", "--token-file", f"{tmp_path}/nothing"]) == 1
-    assert f"the token file '{tmp_path}/nothing' cannot be read" in capsys.readouterr().err
+    assert f"there is no token to be had from {tmp_path}/nothing" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("seconds", ["0", "-1", "soon", "1e9"])
