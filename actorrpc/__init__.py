@@ -229,6 +229,8 @@ if not TYPE_CHECKING:  # type checkers would take any name for one of ours
             return importlib.import_module(f"actorrpc.{name}")
         if name not in _HOMES:
             raise AttributeError(f"module 'actorrpc' has no attribute {name!r}")
+        if _HOMES[name] == "backends":
+            importlib.import_module("actorrpc.rpc")  # which registers this package's own backend
         value = globals()[name] = getattr(importlib.import_module(f"actorrpc.{_HOMES[name]}"), name)
         return value
 

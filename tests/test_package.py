@@ -59,6 +59,12 @@ def test_importing_the_package_imports_nothing_else_of_it() -> None:
     assert ast.literal_eval(done.stdout) == ["actorrpc", "actorrpc.version"]
 
 
+def test_the_packages_own_backend_is_there_before_anything_else_was_asked_for() -> None:
+    program = "import actorrpc as rpc; print(rpc.BackendType.TENSORPIPE.name)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "TENSORPIPE\n", done.stderr
+
+
 def test_star_import_brings_all_names() -> None:
     program = "from actorrpc import *; import actorrpc; print([n for n in actorrpc.__all__ if n not in globals()])"
     done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, timeout=60, check=True)
