@@ -143,9 +143,6 @@ which only names the package, waits for none of it. The block above tells type c
 _ROOMS = frozenset(("autograd", "debug", "functions", "nn", "optim", "profiler"))
 """Modules that are public as they are."""
 
-_FILLED_BY = {"backends": "rpc"}
-"""Modules that are complete only when another one has been imported: that of this library's own backend."""
-
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = [
@@ -232,10 +229,9 @@ if not TYPE_CHECKING:  # type checkers would take any name for one of ours
             return importlib.import_module(f"actorrpc.{name}")
         if name not in _HOMES:
             raise AttributeError(f"module 'actorrpc' has no attribute {name!r}")
-        home = _HOMES[name]
-        if home in _FILLED_BY:
-            importlib.import_module(f"actorrpc.{_FILLED_BY[home]}")
-        value = globals()[name] = getattr(importlib.import_module(f"actorrpc.{home}"), name)
+        if _HOMES[name] == "backends":
+            importlib.import_module("actorrpc.rpc")  # which registers this package's own backend
+        value = globals()[name] = getattr(importlib.import_module(f"actorrpc.{_HOMES[name]}"), name)
         return value
 
 

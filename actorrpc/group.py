@@ -47,7 +47,22 @@ class Group(Sequence[RRef[Any]]):
     @overload
     def __getitem__(self, index: slice) -> Group: ...
     def __getitem__(self, index: int | slice) -> RRef[Any] | Group:
-        return Group(self._members[index]) if isinstance(index, slice) else self._members[index]
+        if isinstance(index, slice):
+            return Group(self._members[index])
+        try:
+            return self._members[index]
+        except IndexError:
+            raise IndexError(f"there is no member {index} in a group of {len(self)}") from None
+
+    if not TYPE_CHECKING:  # which sees by itself what a group has not
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("_"):
+                raise AttributeError(name)
+            raise AttributeError(
+                f"a group has no attribute {name!r}; call its members' methods with .rpc_sync().{name}(...), "
+                f"or those of one member with [0].rpc_sync().{name}(...)"
+            )
 
     def __iter__(self) -> Iterator[RRef[Any]]:
         return iter(self._members)

@@ -157,7 +157,7 @@ def parts_of(roles: dict[str, Role | Callable[..., Any] | None]) -> list[Part]:
     if first is None or (isinstance(first, type) and not callable(getattr(first, "main", None))):
         raise TypeError(
             f"the first role, {parts[0].role!r}, drives the world: "
-            f"it must be a function, or an Actor class with a `main`"
+            f"it must be a function, or an Actor class with a `main`. The role that drives comes first"
         )
     return parts
 

@@ -80,9 +80,16 @@ def a_role_is_a_group_of_its_members_in_order(driver: Driver) -> None:
     assert [ref.owner_name() for ref in group[1:3]] == ["member:1", "member:2"]
     assert group[::2].rpc_sync().number() == [0, 2]
     assert [ref.owner_name() for ref in driver.world.role("member")] == [f"member:{i}" for i in range(4)]
-    with pytest.raises(IndexError):
+    with pytest.raises(IndexError, match="no member 4 in a group of 4"):
         group[4]
     assert "Group" in repr(group)
+
+
+@check
+def a_method_called_on_the_group_itself_is_answered_with_how_it_is_called(driver: Driver) -> None:
+    with pytest.raises(AttributeError, match=r"a group has no attribute 'number'; .*\.rpc_sync\(\)\.number\(\.\.\.\)"):
+        driver.group.number()  # type: ignore[attr-defined]
+    assert not hasattr(driver.group, "_ipython_display_")
 
 
 @check

@@ -71,6 +71,16 @@ def test_where_there_is_no_world_one_line_says_so(tmp_path: Path, capsys: pytest
     assert error.count("\n") == 1
 
 
+def test_without_an_address_the_world_that_was_launched_here_is_meant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("actorrpc.wire.folders.held", list)
+    assert main(["trace", "--out", f"{tmp_path}/t"]) == 1
+    assert capsys.readouterr().err.startswith("actorrpc trace: no world was launched on this host")
+
+
 def test_a_token_file_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trace", "tcp://localhost:1", "--token-file", f"{tmp_path}/nothing"]) == 1
     assert f"there is no token to be had from {tmp_path}/nothing" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -20,6 +21,7 @@ import torch
 
 import actorrpc as rpc
 from actorrpc import session
+from actorrpc.services import rendezvous
 from actorrpc.services.ending import Ending
 from tests.joining import add, fine, free_port, greet_all, join_and_fail, join_world, options
 from tests.worlds import World, raised_within, run_processes, run_world, until
@@ -55,6 +57,30 @@ def test_a_late_worker_is_waited_for(meet: str) -> None:
         rpc.shutdown()
 
     fine(run_processes(program, 2))
+
+
+@pytest.mark.parametrize("late", [1, 0])
+def test_who_waits_long_for_others_says_in_the_log_for_whom(late: int, meet: str, tmp_path: Path) -> None:
+    said = tmp_path / "said"
+
+    class Said(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said.write_text(record.getMessage())
+
+    def program(rank: int) -> None:
+        rendezvous._QUIET_SECONDS = 0.2
+        if rank == late:
+            until(said.exists, 60)
+        else:
+            logging.getLogger("actorrpc").addHandler(Said())
+        rpc.init_rpc(f"w{rank}", rank=rank, world_size=2, rpc_backend_options=options(meet))
+        rpc.shutdown()
+
+    fine(run_processes(program, 2))
+    text = said.read_text()
+    assert text.startswith(f"w{1 - late}: its world has not begun yet: ")
+    assert "more (init_timeout)" in text
+    assert ("missing rank 1; joined: " if late else "rank 0 ") in text
 
 
 @pytest.mark.parametrize("missing", [1, 0])

@@ -11,6 +11,7 @@ import importlib
 import sys
 
 from actorrpc.commands.failing import CommandError
+from actorrpc.version import VERSION
 
 # In the order of --help. A command's module imports what it needs only when it runs: --help stays quick.
 COMMANDS = ("run", "launch", "top", "trace", "check", "version")
@@ -33,10 +34,14 @@ def main(arguments: list[str] | None = None) -> int:
         description="Role-based PyTorch programs on several processes and hosts.",
         epilog="'actorrpc COMMAND --help' tells more of a command, with examples.",
     )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    parser.add_argument("--version", action="version", version=f"actorrpc {VERSION}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     for name in COMMANDS:
         importlib.import_module(f"actorrpc.commands.{name}").declare(commands)
     options = parser.parse_args(arguments)
+    if options.command is None:
+        parser.print_help(sys.stderr)
+        return WRONG_USE
     try:
         return int(options.runs(options))
     except CommandError as error:

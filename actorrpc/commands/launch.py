@@ -161,6 +161,8 @@ def _found(module: str, name: str) -> Any:
     try:
         what: Any = importlib.import_module(module)
     except ImportError as error:
+        if module.endswith(".py"):
+            raise ValueError(f"{module!r} is a file: name the module, {module.removesuffix('.py')!r}") from error
         raise ValueError(f"module {module!r} cannot be imported ({error}); the current folder is looked in") from error
     except Exception as error:
         traceback.print_exc()

@@ -13,11 +13,12 @@ from actorrpc.commands.worlds import ADDRESSES, add_arguments, enter, one_line
 if TYPE_CHECKING:
     from actorrpc.commands.declaring import Commands
 
-EXAMPLES = """examples:
-  actorrpc trace                                    the world that was launched on this host, for 5 seconds
-  actorrpc trace host0:29500 --seconds 20 --out run.json.gz
-  ACTORRPC_TOKEN=... actorrpc trace host0:29500
+EXAMPLES = f"""examples:
+  actorrpc trace                                   the world that was launched on this host
+  actorrpc trace node17:29500 --seconds 2          one whose workers meet there
+  actorrpc trace node17:29500 --out mine.json --token-file token.txt
 
+{ADDRESSES}
 Open the file at https://ui.perfetto.dev (it stays on your computer), or in Chrome at chrome://tracing.
 """
 
@@ -29,7 +30,7 @@ def declare(commands: Commands) -> None:
         help="record a running world into one file for a trace viewer",
         description="Attaches to a running world, records what all of its workers do for some seconds, calls and "
         "torch's operators, and writes one file in Chrome's trace format.",
-        epilog=f"{EXAMPLES}\n{ADDRESSES}",
+        epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_arguments(parser)

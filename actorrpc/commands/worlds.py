@@ -81,7 +81,9 @@ def find(address: str | None) -> str:
     if len(found) == 1:
         return found[0]
     if found:
-        raise CommandError(f"{len(found)} worlds were launched on this host; name one: {', '.join(found)}")
+        raise CommandError(
+            f"{len(found)} worlds were launched on this host; name one (the newest is first): {', '.join(found)}"
+        )
     if os.environ.get("MASTER_ADDR") and os.environ.get("MASTER_PORT"):
         return "env://"
     raise CommandError("no world was launched on this host by this user; name one by its HOST:PORT")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import math
 import uuid
 from typing import TYPE_CHECKING, Any
@@ -30,8 +31,11 @@ if TYPE_CHECKING:
     from actorrpc.services.roster import Hello
     from actorrpc.services.store import HintStore
 
+log = logging.getLogger("actorrpc")
 _WAY = -1
 _GREET_SECONDS = 0.5
+_QUIET_SECONDS = 20.0
+"""For how long a worker waits for others without a word: somebody may sit before it."""
 _REFUSAL_SECONDS = 5.0
 _PROBE_SECONDS = 1.0
 """What the rank 0 of a world whose hint is found gets to say that it lives."""
@@ -62,6 +66,9 @@ def found(worker: Worker, store: HintStore, hello: Hello, deadline: float) -> No
     directory = Directory(worker, hello, session)
     roster = directory.roster
     store.publish(hint_of(worker, session, hello.world_size), deadline)
+    worker.wait(directory.joined, min(deadline, worker.clock.now() + _QUIET_SECONDS), lead=False)
+    if not directory.joined.done and worker.clock.now() < deadline:
+        _say_it_waits(worker, roster.status(), deadline)
     if not worker.wait(directory.joined, deadline, lead=False):
         directory.expire()
     elif roster.refusal is not None:  # those who come a little later shall hear why, too
@@ -72,6 +79,13 @@ def found(worker: Worker, store: HintStore, hello: Hello, deadline: float) -> No
         raise kind(f"{worker} could not start a world of {hello.world_size}: {roster.refusal}")
     directory.visited = Door(worker, [roster.hellos[n] for n in sorted(roster.hellos)], session, directory.porch).come
     _watch(worker, list(worker.peers))
+
+
+def _say_it_waits(worker: Worker, for_what: str, deadline: float) -> None:
+    log.warning(
+        "%s: its world has not begun yet: %s. It waits for %.0f s more (init_timeout)",
+        worker.record.name, for_what, deadline - worker.clock.now(),
+    )  # fmt: skip
 
 
 def _begin(worker: Worker, store: HintStore, hello: Hello, session: str, deadline: float) -> None:
@@ -150,6 +164,7 @@ class _Joining:
         """Greets whoever the hint names until there is a verdict, or time has run out."""
         worker, now = self._worker, self._worker.clock.now
         hint: bytes | None = None
+        quiet = now() + _QUIET_SECONDS
         while not self._verdict.done and now() < deadline:
             latest = self._store.read(deadline)
             if latest is not None and latest != hint:
@@ -158,6 +173,10 @@ class _Joining:
             if hint is not None and self._session:
                 self._greet()
             worker.wait(self._verdict, min(deadline, now() + _GREET_SECONDS), lead=False)
+            if now() >= quiet and not self._verdict.done:
+                quiet = math.inf
+                if not self._status:  # else rank 0 is there, and says who is missing
+                    _say_it_waits(worker, self._why(), deadline)
             if self._status and self._heard < now() - _SILENCE_SECONDS and all(map(is_shut, self._endpoints)):
                 raise RendezvousError(f"{worker} could not join its world: {self._why()}")
             if self._mixes() and max(self._heard, self._dialled) < now() - _SILENCE_SECONDS:

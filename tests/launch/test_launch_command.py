@@ -99,6 +99,7 @@ def test_a_module_that_cannot_be_imported_is_named_with_the_reason(
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "artest_broken.py").write_text("1 / 0\n")
     assert "No module named 'artest_nowhere'" in refused(capsys, "artest_nowhere:Agent")
+    assert refused(capsys, "counting.py:Agent") == "'counting.py' is a file: name the module, 'counting'"
     assert main(["launch", "artest_broken:Agent"]) == 1
     err = capsys.readouterr().err
     assert 'artest_broken.py", line 1' in err
