@@ -347,10 +347,7 @@ class Crew:
 
     def may_hold(self) -> int:
         """Whether what the present thread sends may be held back (TR6)."""
-        if not (self._place.hand and self._transport.crowded):
-            return AT_ONCE
-        self.wake_keeper()
-        return SOON
+        return SOON if self._place.hand and self._transport.crowded else AT_ONCE
 
     # -- the keeper's part
 
