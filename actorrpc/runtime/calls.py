@@ -213,7 +213,19 @@ class Calls:
     def publish_soon(self, future: Future[Any]) -> None:
         """Has torch's part of a future filled in, off the present thread's stack."""
         self._unpublished.append(future)
-        self._worker.crew.wake_keeper()
+        if self._worker.open:
+            self._worker.crew.wake_keeper()
+        else:  # nobody else will: whoever waited was told that the worker has stopped
+            self.publish_left()
+
+    def publish_left(self) -> None:
+        """Fills in torch's part of futures on this thread, at the worker's end."""
+        while self._unpublished:
+            try:
+                future = self._unpublished.popleft()
+            except IndexError:  # another thread does the same
+                return
+            future._publish()
 
     @property
     def loose_ends(self) -> bool:

@@ -504,6 +504,7 @@ class Worker:
         self.keeper.stop()
         if not self.crew.stop(timeout):
             log.warning("%s: handlers still run after %g s; they are left behind", self, timeout)
+        self.calls.publish_left()
         self.members.verdicts.close()
         self.transport.close(linger)
         self.cells.clear()
