@@ -98,7 +98,14 @@ class Future(torch.futures.Future, Generic[T]):  # type: ignore[type-arg]
             BaseException: what the call, or the callback, raised.
         """
         check_seconds(timeout)
-        self._await(timeout)  # also where the result is there: an actor's earlier messages go first (RULE MB3)
+        try:
+            self._await(timeout)  # also where the result is there: an actor's earlier messages go first (RULE MB3)
+        except BaseException:
+            core = self._core
+            if core.done and isinstance(core, Call) and self._worker is not None and not self._settled:
+                # It came as this wait was interrupted, and was left to it; torch's wait_all would wait for ever.
+                self._worker.crew.submit((Lane.FREE, self._finish, core))
+            raise
         if not self._settled:
             self._settle_here()
         if self._error is not None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import actorrpc as rpc
+from actorrpc import session
 from tests.worlds import World, inside, raised_within, until
 
 OTHER = "worker1"
@@ -143,6 +144,25 @@ def test_collect_all_works_over_futures_that_nobody_else_holds() -> None:
         assert [f.wait() for f in got] == list(range(10))
         one = torch.futures.collect_all([rpc.rpc_async(OTHER, give, args=(i,)) for i in range(3)])
         assert len(one.then(lambda f: f.wait()).wait()) == 3
+
+
+@inside
+def test_torch_hears_of_a_future_whose_wait_was_interrupted_as_its_answer_came() -> None:
+    worker: Any = session.current().worker
+    wait, future = worker.wait, rpc.rpc_async(OTHER, give, args=(7, 0.2))
+
+    def interrupted(*args: Any) -> None:
+        assert wait(*args)
+        raise KeyboardInterrupt
+
+    worker.wait = interrupted
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            future.wait()
+    finally:
+        worker.wait = wait
+    until(lambda: torch._C.Future.done(future))
+    assert torch.futures.wait_all([future]) == [7]
 
 
 def wait_while_the_world_ends() -> None:
