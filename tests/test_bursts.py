@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import pytest
 
@@ -12,7 +15,7 @@ from actorrpc.errors import CancelledError
 from actorrpc.runtime.calls import BURST
 from actorrpc.session import current
 from actorrpc.wire import direct, zeromq
-from actorrpc.wire.transport import LATER, SOON
+from actorrpc.wire.transport import AT_ONCE, LATER, SOON
 from actorrpc.wire.zeromq import ZmqTransport
 from tests.worlds import inside, until
 
@@ -76,6 +79,81 @@ def test_a_call_after_a_burst_does_not_overtake_it() -> None:
     for i in range(MANY):
         notes.rpc_async().note(i)
     assert notes.rpc_sync().all() == list(range(MANY))
+
+
+def around_sends(before: Callable[[int], object]) -> Callable[[], None]:
+    """Has something called with how long each message may be held back, before it is; returns what ends that."""
+    transport: Any = current().worker.transport
+    send = transport.send
+
+    def watched(peer: int, frames: Sequence[Any], hold: int = AT_ONCE, lasting: bool = True) -> None:
+        before(hold)
+        send(peer, frames, hold, lasting)
+
+    transport.send = watched
+    return lambda: delattr(transport, "send")
+
+
+@inside
+def test_a_call_that_is_held_back_while_the_keeper_falls_asleep_wakes_it() -> None:
+    crew, transport = current().worker.crew, current().worker.transport
+    busy = [rpc.rpc_async(OTHER, sleep, args=(0.3,)) for _ in range(BURST + 4)]
+    met: list[int] = []
+
+    def before(hold: int) -> None:
+        if hold == LATER:
+            until(lambda: not crew.active)
+            met.append(hold)
+
+    end = around_sends(before)
+    try:
+        future = rpc.rpc_async(OTHER, same, args=(1,))
+        awake, held = crew.active, transport.holding  # in this order: it may have sent it already, and sleep again
+    finally:
+        end()
+    assert met
+    assert awake or not held
+    assert future.wait() == 1
+    for other in busy:
+        other.wait()
+
+
+@inside
+def test_calls_of_which_each_waits_for_the_last_ones_answer_are_not_held_back() -> None:
+    holds: list[int] = []
+    end = around_sends(holds.append)
+    try:
+        for i in range(MANY):
+            assert rpc.rpc_async(OTHER, same, args=(i,)).wait() == i
+    finally:
+        end()
+    assert LATER not in holds
+
+
+@inside
+def test_what_coroutines_hold_back_leaves_before_their_loop_waits() -> None:
+    transport: Any = current().worker.transport
+    flush, flushed = transport.flush, set()
+
+    def watched() -> None:
+        flushed.add(threading.get_ident())
+        flush()
+
+    async def calls() -> None:
+        for _ in range(200):  # the keeper may come first
+            await asyncio.gather(*(one(i) for i in range(BURST + 4)))
+            if threading.get_ident() in flushed:
+                return
+
+    async def one(i: int) -> None:
+        assert await rpc.rpc_async(OTHER, same, args=(i,)) == i
+
+    transport.flush = watched
+    try:
+        asyncio.run(calls())
+    finally:
+        del transport.flush
+    assert threading.get_ident() in flushed
 
 
 @inside

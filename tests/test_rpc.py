@@ -469,6 +469,71 @@ def test_arguments_that_cannot_be_written_or_read_end_the_call_soon() -> None:
             rpc.remote(OTHER, add, args=(Unloadable(),)).to_here()
 
 
+class Reader(rpc.Actor):
+    """One whose methods fail to read something that is no message to them."""
+
+    def __init__(self) -> None:
+        self.runs = 0
+        self.ref: Any = None
+
+    def lacks_a_name(self, text: str) -> None:
+        self.runs += 1
+        raise rpc.UnknownNameError(f"in {text}", module="__main__", name="other")
+
+    def keep(self, ref: Any) -> None:
+        self.ref = ref
+        raise rpc.DeserializationError("of something else")
+
+    def count(self) -> int:
+        return self.runs
+
+    def ask(self) -> Any:
+        return self.ref.to_here()
+
+
+@inside
+def test_a_handler_that_lacks_a_name_of_another_message_is_run_once_and_makes_room() -> None:
+    reader = Reader.spawn(OTHER)
+    for _ in range(3):
+        with pytest.raises(rpc.UnknownNameError, match="in __main__"):
+            reader.rpc_async().lacks_a_name("__main__").wait()
+    assert reader.rpc_sync().count() == 3
+    limits = session.current().worker.limits
+    until(lambda: limits.statistics()["counted"] == 0)
+
+
+@inside
+def test_references_that_were_read_stay_though_their_handler_fails_to_read_something_else() -> None:
+    reader, ref = Reader.spawn(OTHER), rpc.RRef([5])
+    with pytest.raises(rpc.DeserializationError, match="of something else"):
+        reader.rpc_sync().keep(ref)
+    del ref
+    gc.collect()
+    assert reader.rpc_sync().ask() == [5]
+
+
+@inside
+def test_a_message_that_cannot_be_read_by_value_either_makes_room() -> None:
+    with pytest.raises(rpc.UnknownNameError):
+        rpc.rpc_async(OTHER, add, args=(Lacking("__main__"),)).wait()
+    limits = session.current().worker.limits
+    until(lambda: limits.statistics()["counted"] == 0)
+
+
+class Lacking:
+    """One that is read nowhere, for want of a name of the main module."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __reduce__(self) -> Any:
+        return lack, (self.text,)
+
+
+def lack(text: str) -> None:
+    raise rpc.UnknownNameError("it is nowhere", module=text, name="other")
+
+
 @inside
 def test_a_function_that_the_callee_does_not_know_is_named() -> None:
     module = types.ModuleType("only_here")

@@ -92,7 +92,6 @@ class Calls:
             flags |= Flag.COUNTED
             if under_way > BURST:
                 hold = LATER
-                worker.crew.wake_keeper()
         if deadline is not None and ((counted and not under_way) or bound is not None):
             remaining = deadline - worker.clock.now()
         call = Call(number, to, timeout, deadline, what)
@@ -146,16 +145,17 @@ class Calls:
     ) -> Job | None:
         """Takes an answer in, under leadership. `place`: its place among the messages (RULE MB3)."""
         worker, call = self._worker, self.pending.get(number)
-        if call is None or (call.sent_flags & Flag.COUNTED and not flags & Flag.NEEDS_VALUE):
-            worker.limits.answered(number)
         if call is None or call.peer != caller or self.pending.pop(number, None) is None:
+            worker.limits.answered(number)
             # Late: it expired. References in it must be taken over and dropped, or their counts stay up.
             return (Lane.FREE, worker.discard, (frames, caller)) if flags & Flag.REFS else None
+        if failed and flags & Flag.NEEDS_VALUE and call.again is not None:
+            return (Lane.FREE, self._send_again, (call, frames))
+        if call.sent_flags & Flag.COUNTED:
+            worker.limits.answered(number)
         if flags & Flag.DROPPED:  # its time had run out over there, so that it has here, or is about to
             self.pending[number] = call
             return (Lane.FREE, self.give_up, call)
-        if failed and flags & Flag.NEEDS_VALUE and call.again is not None:
-            return (Lane.FREE, self._send_again, (call, frames))
         call.frames, call.failed, call.flags = frames, failed, flags
         if flags & Flag.UNREAD and call.refs is not None:
             worker.crew.submit((Lane.FREE, _take_back, call.refs))
@@ -193,6 +193,7 @@ class Calls:
             )  # fmt: skip
             worker.emit(call.peer, out, frames, False, parcel.trace)
         except BaseException as e:
+            worker.limits.answered(call.id)
             self.pending[call.id] = call
             self.fail(call, e)
 
@@ -212,7 +213,19 @@ class Calls:
     def publish_soon(self, future: Future[Any]) -> None:
         """Has torch's part of a future filled in, off the present thread's stack."""
         self._unpublished.append(future)
-        self._worker.crew.wake_keeper()
+        if self._worker.open:
+            self._worker.crew.wake_keeper()
+        else:  # nobody else will: whoever waited was told that the worker has stopped
+            self.publish_left()
+
+    def publish_left(self) -> None:
+        """Fills in torch's part of futures on this thread, at the worker's end."""
+        while self._unpublished:
+            try:
+                future = self._unpublished.popleft()
+            except IndexError:  # another thread does the same
+                return
+            future._publish()
 
     @property
     def loose_ends(self) -> bool:

@@ -18,7 +18,8 @@ One thread at a time *leads*: only it receives. THREAD RULES:
 - TR8: a job that is put off waits until a thread of the pool has nothing else to do, or until the next tick, for which
   the keeper sends a thread.
 - TR9: a call that nobody waits for at once is held back, too, while many are under way to its peer: it leaves with the
-  next ones, before a thread waits for anything, or at the next tick.
+  next ones, before a thread waits for anything or a loop for its coroutines', or at the next tick. The keeper is woken
+  after something is held: before, it might look, see nothing, and sleep.
 """
 
 from __future__ import annotations
@@ -347,10 +348,7 @@ class Crew:
 
     def may_hold(self) -> int:
         """Whether what the present thread sends may be held back (TR6)."""
-        if not (self._place.hand and self._transport.crowded):
-            return AT_ONCE
-        self.wake_keeper()
-        return SOON
+        return SOON if self._place.hand and self._transport.crowded else AT_ONCE
 
     # -- the keeper's part
 

@@ -8,6 +8,7 @@ which look at it.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import threading
@@ -97,7 +98,14 @@ class Future(torch.futures.Future, Generic[T]):  # type: ignore[type-arg]
             BaseException: what the call, or the callback, raised.
         """
         check_seconds(timeout)
-        self._await(timeout)  # also where the result is there: an actor's earlier messages go first (RULE MB3)
+        try:
+            self._await(timeout)  # also where the result is there: an actor's earlier messages go first (RULE MB3)
+        except BaseException:
+            core = self._core
+            if core.done and isinstance(core, Call) and self._worker is not None and not self._settled:
+                # It came as this wait was interrupted, and was left to it; torch's wait_all would wait for ever.
+                self._worker.crew.submit((Lane.FREE, self._finish, core))
+            raise
         if not self._settled:
             self._settle_here()
         if self._error is not None:
@@ -112,7 +120,10 @@ class Future(torch.futures.Future, Generic[T]):  # type: ignore[type-arg]
         return self._awaited(-1.0)
 
     def _awaited(self, timeout: float) -> Generator[Any, None, T]:
-        core = self._core
+        core, worker = self._core, self._worker
+        if worker is not None and not core.done and worker.transport.holding:
+            # When the other tasks have sent what they have: the loop is about to wait, as a thread does (TR9).
+            asyncio.get_running_loop().call_soon(_let_leave, worker)
         try:
             if not (yield from awaiting.until(core, timeout)):
                 raise self._too_late(timeout)
@@ -354,6 +365,11 @@ class Future(torch.futures.Future, Generic[T]):  # type: ignore[type-arg]
             "Can not pickle torch.futures.Future: it stays where it is; "
             "send its result, or make its call with remote() and send the reference"
         )
+
+
+def _let_leave(worker: Worker) -> None:
+    if worker.transport.holding:
+        worker.transport.flush()
 
 
 def _check_callback(callback: object) -> None:

@@ -149,7 +149,7 @@ class Limits:
                 peer.bytes += size
                 peer.tells += tell
                 self.counted[number] = size, tell, actor, peer
-                return peer.calls - peer.tells
+                return max(1, peer.calls - peer.tells - len(self._gone))
         if not self._enter(actor, room, deadline, what):
             return 0
         try:

@@ -171,11 +171,12 @@ class Message:
         kept: the place of a result that stays here (`Flag.KEEP`).
         mailbox, turn: its place in an actor's mailbox while it runs.
         came: when it reached this worker; 0 where nobody measures (`Worker.meter`).
+        read: whether its payload was read: a DeserializationError from then on is of something else.
     """
 
     __slots__ = (
         "answered", "call", "caller", "came", "cancelled", "cell", "chain", "context", "creator", "deadline", "flags",
-        "frames", "kept", "local", "mailbox", "number", "on_cancel", "stage", "turn", "wants_answer", "worker",
+        "frames", "kept", "local", "mailbox", "number", "on_cancel", "read", "stage", "turn", "wants_answer", "worker",
     )  # fmt: skip
 
     cell: Cell
@@ -207,7 +208,7 @@ class Message:
         self.number = number
         self.frames: Sequence[Frame] = frames
         self.wants_answer = kind == Kind.REQUEST
-        self.answered = self.cancelled = False
+        self.answered = self.cancelled = self.read = False
         self.stage = QUEUED
         self.came = 0.0
         self.on_cancel: Callable[[], None] | None = None
@@ -228,6 +229,7 @@ class Message:
         if self.context != NO_CONTEXT:
             parcel.open(self.context)
         value = self.worker.codec.loads(payload, parcel)
+        self.read = True
         if self.given_up:
             raise GivenUp
         return parcel.opened(value)

@@ -17,7 +17,6 @@ from actorrpc.errors import (
     NotAMemberError,
     ProtocolError,
     RemoteError,
-    UnknownNameError,
 )
 from actorrpc.runtime.calls import Calls
 from actorrpc.runtime.completion import Completion, check_seconds
@@ -40,6 +39,7 @@ from actorrpc.wire import envelope
 from actorrpc.wire.codec import NONE, Codec, mentions_main
 from actorrpc.wire.envelope import HEADER_SIZE, MARK, Flag, Kind, context_of, size_of
 from actorrpc.wire.failures import read_failure, write_failure
+from actorrpc.wire.names import lacks_main
 from actorrpc.wire.salvage import salvage
 
 if TYPE_CHECKING:
@@ -365,11 +365,11 @@ class Worker:
         here.context = message.context
         try:
             message.cell.run(message)
-        except UnknownNameError as e:
-            main = e.module in ("__main__", "__mp_main__")
-            message.fail(e, Flag.UNREAD | (Flag.NEEDS_VALUE if main else 0))
         except DeserializationError as e:
-            message.fail(e, Flag.UNREAD)
+            flags = 0
+            if not message.read:  # else it is of something that the handler has read
+                flags = Flag.UNREAD | (Flag.NEEDS_VALUE if lacks_main(e) else 0)
+            message.fail(e, flags)
         except GivenUp:
             self.serving.drop(message)
         except BaseException as e:
@@ -504,6 +504,7 @@ class Worker:
         self.keeper.stop()
         if not self.crew.stop(timeout):
             log.warning("%s: handlers still run after %g s; they are left behind", self, timeout)
+        self.calls.publish_left()
         self.members.verdicts.close()
         self.transport.close(linger)
         self.cells.clear()

@@ -6,11 +6,11 @@ import contextlib
 import functools
 from typing import TYPE_CHECKING, Any
 
-from actorrpc.errors import UnknownNameError
 from actorrpc.runtime.lanes import Job, Lane
 from actorrpc.runtime.message import GivenUp
 from actorrpc.services.executor import invoke
 from actorrpc.services.ids import CREATOR
+from actorrpc.wire.names import lacks_main
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -61,7 +61,7 @@ def keeping(message: Message) -> Iterator[Callable[[Any], None]]:
     except GivenUp:
         raise  # it is dropped like one that has not begun
     except BaseException as e:
-        if not (isinstance(e, UnknownNameError) and e.module in ("__main__", "__mp_main__")):
+        if message.read or not lacks_main(e):
             kept.fill(None, e)  # else the caller sends it again, by value
         raise
 

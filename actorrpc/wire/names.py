@@ -97,6 +97,11 @@ def resolve(module: str, name: str) -> Any:
         raise unknown(module, name, error) from error
 
 
+def lacks_main(error: BaseException) -> bool:
+    """Returns whether a name of `__main__` is missing, so that the message may be read when it comes by value."""
+    return isinstance(error, UnknownNameError) and error.module in ("__main__", "__mp_main__")
+
+
 def unknown(module: str, name: str, error: BaseException | None, where: str = "here") -> UnknownNameError:
     """The error for a name that is missing in this process, of which `where` speaks; `error` is what importing said."""
     if name and not isinstance(error, ImportError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from typing import Any
@@ -10,7 +11,8 @@ import pytest
 import torch
 
 import actorrpc as rpc
-from tests.worlds import inside, raised_within, until
+from actorrpc import session
+from tests.worlds import World, inside, raised_within, until
 
 OTHER = "worker1"
 
@@ -142,6 +144,57 @@ def test_collect_all_works_over_futures_that_nobody_else_holds() -> None:
         assert [f.wait() for f in got] == list(range(10))
         one = torch.futures.collect_all([rpc.rpc_async(OTHER, give, args=(i,)) for i in range(3)])
         assert len(one.then(lambda f: f.wait()).wait()) == 3
+
+
+@inside
+def test_torch_hears_of_a_future_whose_wait_was_interrupted_as_its_answer_came() -> None:
+    worker: Any = session.current().worker
+    wait, future = worker.wait, rpc.rpc_async(OTHER, give, args=(7, 0.2))
+
+    def interrupted(*args: Any) -> None:
+        assert wait(*args)
+        raise KeyboardInterrupt
+
+    worker.wait = interrupted
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            future.wait()
+    finally:
+        worker.wait = wait
+    until(lambda: torch._C.Future.done(future))
+    assert torch.futures.wait_all([future]) == [7]
+
+
+def wait_while_the_world_ends() -> None:
+    futures = [rpc.rpc_async(OTHER, give, args=(7, 20.0)) for _ in range(2)]
+    told: list[BaseException] = []
+
+    async def wait_for(future: rpc.Future[Any]) -> None:
+        await future
+
+    def wait(how: Any) -> None:
+        try:
+            how()
+        except rpc.NotAMemberError as e:
+            told.append(e)
+
+    ways = futures[0].wait, lambda: asyncio.run(wait_for(futures[1]))
+    threads = [threading.Thread(target=wait, args=(way,)) for way in ways]
+    for thread in threads:
+        thread.start()
+    until(lambda: all(future._core.waiters for future in futures))
+    rpc.shutdown(graceful=False)
+    for thread in threads:
+        thread.join()
+    assert len(told) == 2
+    for future in futures:
+        with pytest.raises(Exception, match="has shut down"):
+            torch.futures.wait_all([future])
+
+
+def test_torch_hears_of_a_future_whose_waiter_was_told_that_the_world_has_ended() -> None:
+    with World(2, timeout=20, strict=False) as world:
+        world.on(0, wait_while_the_world_ends)
 
 
 @inside
