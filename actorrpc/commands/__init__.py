@@ -7,7 +7,9 @@ parsed options and returns the exit code. A `CommandError` ends a command with o
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
+import os
 import sys
 
 from actorrpc.commands.failing import CommandError
@@ -38,9 +40,25 @@ def main(arguments: list[str] | None = None) -> int:
         importlib.import_module(f"actorrpc.commands.{name}").declare(commands)
     options = parser.parse_args(arguments)
     try:
-        return int(options.runs(options))
+        code = int(options.runs(options))
+        if sys.stdout is not None:
+            sys.stdout.flush()  # now: at the interpreter's end nobody could catch what it raises
+        return code
+    except BrokenPipeError:
+        if options.command == "run":  # the program's own matter
+            raise
+        _read_no_more()
+        return 1
     except CommandError as error:
         print(f"actorrpc {options.command}: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return 130
+
+
+def _read_no_more() -> None:
+    """Lets what is still to be written go nowhere: whoever read it, `head` say, has had enough."""
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)

@@ -62,7 +62,10 @@ def runs(options: argparse.Namespace) -> int:
 
 
 def _seconds(text: str) -> float:
-    seconds = float(text)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
     if not 0 < seconds < 86_400:
         raise argparse.ArgumentTypeError(f"seconds above 0 and below a day, not {text}")
     return seconds
