@@ -63,7 +63,7 @@ def test_a_reader_that_has_had_enough_is_no_error_with_a_traceback(line: list[st
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    "line, said",
     [
         (
             ["run", "-m", "no_such_module.at_all"],
@@ -111,3 +111,39 @@ def test_seconds_that_are_no_number_are_told_without_names_of_ours(
     text = capsys.readouterr().err
     assert "soon" in text
     assert "_seconds" not in text
+
+
+INTERRUPTED_AT_NUMPY = """
+import importlib.abc, signal, sys
+
+class Finder(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "numpy" and self in sys.meta_path:
+            sys.meta_path.remove(self)
+            signal.raise_signal(signal.SIGINT)
+
+sys.meta_path.insert(0, Finder())
+from actorrpc.commands import main
+sys.exit(main(["launch", "driver=builtins:print"]))
+"""
+
+
+def test_ctrl_c_counts_while_torch_is_imported() -> None:
+    """Torch's C code imports numpy, and goes on without it whatever that raises."""
+    line = [sys.executable, "-c", INTERRUPTED_AT_NUMPY]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (130, ""), done.stderr
+
+
+def test_a_value_that_the_terminal_has_no_characters_for_is_printed_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / "snow.py").write_text(
+        "import os\n\n\ndef man():\n    os.write(1, b'\\xe2\\x98\\x83\\n')\n    return chr(0x2603)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "actorrpc", "launch", "--logs", "snow:man"], stdout=subprocess.PIPE, text=True,
+        timeout=60, check=True, cwd=tmp_path,
+        env={**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )  # fmt: skip
+    logged, value = done.stdout.splitlines()
+    assert logged.endswith("] \\u2603")
+    assert value == "\\u2603"

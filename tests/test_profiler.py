@@ -128,7 +128,9 @@ def named(events: list[Event], name: str, row: int, kind: str = "") -> Event:
 
 def named_thread(events: list[Event]) -> int:
     """Returns the thread of worker0 that made most of its calls."""
-    threads = [event["tid"] for event in events if (event["ph"], event["pid"], event.get("cat")) == ("X", 1, "call")]
+    threads: list[int] = [
+        event["tid"] for event in events if (event["ph"], event["pid"], event.get("cat")) == ("X", 1, "call")
+    ]
     return max(threads, key=threads.count)
 
 

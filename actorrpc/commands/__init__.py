@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import io
 import os
 import sys
 
@@ -16,6 +17,8 @@ from actorrpc.commands.failing import CommandError
 
 # In the order of --help. A command's module imports what it needs only when it runs: --help stays quick.
 COMMANDS = ("run", "launch", "top", "trace", "check", "version")
+
+_WITH_TORCH = ("run", "launch", "top", "trace")
 
 WRONG_USE = 2  # as argparse ends
 
@@ -39,7 +42,12 @@ def main(arguments: list[str] | None = None) -> int:
     for name in COMMANDS:
         importlib.import_module(f"actorrpc.commands.{name}").declare(commands)
     options = parser.parse_args(arguments)
+    if options.command != "run" and isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # for names that a terminal's encoding lacks
     try:
+        if options.command in _WITH_TORCH:
+            # Torch's C code imports it, and swallows what comes meanwhile: a Ctrl-C would be lost.
+            importlib.import_module("numpy")
         code = int(options.runs(options))
         if sys.stdout is not None:
             sys.stdout.flush()  # now: at the interpreter's end nobody could catch what it raises
