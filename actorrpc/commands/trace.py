@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ EXAMPLES = """examples:
   actorrpc trace host0:29500 --seconds 20 --out run.json.gz
   ACTORRPC_TOKEN=... actorrpc trace host0:29500
 
+Ctrl-C ends the recording before its time, and what was recorded until then is written.
 Open the file at https://ui.perfetto.dev (it stays on your computer), or in Chrome at chrome://tracing.
 """
 
@@ -49,7 +51,8 @@ def runs(options: argparse.Namespace) -> int:
     try:
         with enter(options, "trace"):
             with profile_others(options.out, options.seconds) as profile:
-                time.sleep(options.seconds)
+                with contextlib.suppress(KeyboardInterrupt):
+                    time.sleep(options.seconds)
     except OSError as e:
         raise CommandError(f"{options.out!r} cannot be written: {e.strerror or e}") from e
     except (ActorRPCError, ValueError) as e:
