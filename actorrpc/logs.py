@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from actorrpc.services import forwarding
 from actorrpc.services.everyone import Everyone, ask
 from actorrpc.services.forwarding import Sinks, Tee
-from actorrpc.services.lines import prefix
+from actorrpc.services.lines import prefix, write
 from actorrpc.services.taps import taps_of
 from actorrpc.session import current
 
@@ -81,8 +81,7 @@ class ForwardedLogs:
             while isinstance(stream, Tee):  # else two who forward to each other would never end
                 stream = stream.plain
             try:
-                stream.write("\n".join(lines) + "\n")
-                stream.flush()
+                write(stream, "\n".join(lines) + "\n")
             except Exception:  # nobody looks any more
                 self._over = True
                 self._queue.clear()

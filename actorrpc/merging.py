@@ -187,7 +187,8 @@ class Merge:
         for record in self._records:
             peer = self._worker.peers[record.id]
             if peer.standing is not Standing.MEMBER:
-                self.missing[record.name] = f"it {peer.standing.value} while it was recorded: {peer.reason}"
+                how = "was lost" if peer.standing is Standing.LOST else peer.standing.value
+                self.missing[record.name] = f"it {how} while it was recorded: {peer.reason}"
 
     def _write(self, records: list[Record], last: dict[int, Clock | None]) -> None:
         packed = gzip.GzipFile(fileobj=self._file, mode="wb", compresslevel=5) if self.path.endswith(".gz") else None

@@ -228,7 +228,7 @@ def breakdown(timeout: float = _SECONDS) -> Iterator[Breakdown]:
             if known is not None:
                 found.calls.append(_parts_of(name, sent, known))
             else:
-                found.missing[name] = failed.get(sent.peer, "its callee does not know of it")
+                found.missing[name] = failed.get(sent.peer, "its callee sent no answer to it, or did not note it down")
 
 
 def _served(

@@ -161,6 +161,8 @@ def test_a_token_is_not_shown_and_needs_curve(monkeypatch: pytest.MonkeyPatch) -
         ["node0:1", "--rank", "2", "--world-size", "2"],
         ["node0:1", "--world-size", "0"],
         ["node0:1", "--wait", "0"],
+        ["node0:1", "--wait", "inf"],
+        ["node0:0"],
         ["file:///tmp/x"],
         ["node0:99999"],
     ],

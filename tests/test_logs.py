@@ -147,6 +147,29 @@ def test_levels_below_the_one_asked_for_stay_away() -> None:
 
 
 @inside
+def test_what_logging_writes_to_stderr_stays_there_once_whoever_forwards_it() -> None:
+    rpc.rpc_sync("worker1", quiet_streams)
+    try:
+        with rpc.forward_logs("ERROR", stream=Shown()), rpc.forward_logs("ERROR", stream=Shown()):
+            rpc.rpc_sync("worker1", mine.warning, args=("low",))
+            rpc.rpc_sync("worker1", mine.error, args=("high",))
+    finally:
+        _, errors = rpc.rpc_sync("worker1", usual_streams)
+    assert errors == "low\nhigh\n"
+
+
+@inside
+def test_characters_that_the_terminal_does_not_have_cost_no_lines() -> None:
+    plain = io.BytesIO()
+    terminal = io.TextIOWrapper(plain, encoding="ascii")
+    with quietly(), rpc.forward_logs(stream=terminal):
+        rpc.rpc_sync("worker1", print, args=("a snowman: \N{SNOWMAN}",))
+        until(lambda: b"\\u2603" in plain.getvalue(), 20, "it did not come")
+        rpc.rpc_sync("worker1", print, args=("after it",))
+        until(lambda: b"after it" in plain.getvalue(), 20, "what is after it did not come")
+
+
+@inside
 def test_threads_do_not_mix_their_lines() -> None:
     terminal = Shown()
     with quietly(), rpc.forward_logs(stream=terminal, lines_per_second=10_000):

@@ -70,6 +70,11 @@ class Box(rpc.Actor):
     def work(self, x: torch.Tensor) -> torch.Tensor:
         return x.mul(2)
 
+    def items(self, count: int) -> Iterator[int]:
+        for number in range(count):
+            time.sleep(0.01)
+            yield number
+
     async def later(self, x: torch.Tensor) -> Any:
         return await rpc.rpc_async("worker2", work, args=(x,))
 
@@ -86,6 +91,10 @@ def calls() -> None:
     box.rpc_sync().work(x)
     with pytest.raises(KeyError):
         rpc.rpc_sync("worker1", fail)
+
+
+def stream() -> None:
+    assert list(Box.spawn("worker1").stream().items(6)) == list(range(6))
 
 
 def recorded(path: str, what: str = "calls", **settings: Any) -> profiler.WorldProfile:
@@ -115,6 +124,14 @@ def named(events: list[Event], name: str, row: int, kind: str = "") -> Event:
     found = [e for e in events if (e["name"], e["pid"], e["ph"]) == (name, row, "X") and (not kind or e["cat"] == kind)]
     assert len(found) == 1, (name, row, sorted({e["name"] for e in events}))
     return found[0]
+
+
+def named_thread(events: list[Event]) -> int:
+    """Returns the thread of worker0 that made most of its calls."""
+    threads: list[int] = [
+        event["tid"] for event in events if (event["ph"], event["pid"], event.get("cat")) == ("X", 1, "call")
+    ]
+    return max(threads, key=threads.count)
 
 
 def lies_within(inner: Event, outer: Event) -> bool:
@@ -175,6 +192,19 @@ def test_arrows_lead_from_slice_to_slice_there_and_back(trio: World, tmp_path: P
     told = named(events, "tell#work(worker0 -> worker1)", 1)["args"]["call"]
     assert f"{told}>" in ends
     assert f"{told}<" not in ends
+
+
+def test_the_items_of_a_stream_that_are_under_way_together_do_not_overlap_in_a_row(trio: World, tmp_path: Path) -> None:
+    trio.on(0, recorded, f"{tmp_path}/trace.json", "stream")
+    events, _ = read(tmp_path / "trace.json")
+    rows: dict[tuple[int, int], list[Event]] = {}
+    for event in events:
+        if event["ph"] == "X":
+            rows.setdefault((event["pid"], event["tid"]), []).append(event)
+    assert sum("items(worker0 -> worker1)" in event["name"] for event in rows[1, named_thread(events)]) > 6
+    for row in rows.values():
+        for one, other in itertools.combinations(sorted(row, key=lambda e: (e["ts"], -e["dur"])), 2):
+            assert other["ts"] >= one["ts"] + one["dur"] - ROUNDING or lies_within(other, one), (one, other)
 
 
 def test_torchs_operators_lie_within_the_calls_that_run_them(trio: World, tmp_path: Path) -> None:

@@ -143,6 +143,11 @@ def test_what_is_no_address_is_refused_with_what_is_one(address: str) -> None:
         worlds.method_of(address)
 
 
+def test_a_file_that_is_gone_is_named_as_such() -> None:
+    with pytest.raises(CommandError, match="no file /nowhere/at/all: its world has ended"):
+        worlds.method_of("/nowhere/at/all")
+
+
 def test_a_world_that_was_launched_here_is_found_and_of_several_one_is_to_be_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -62,6 +64,27 @@ def test_a_running_world_is_recorded_by_a_guest(tmp_path: Path, size: int | None
             world.start(rank, rpc.shutdown, False)
         for rank in (1, 0):
             world.result(rank)
+
+
+def test_ctrl_c_ends_the_recording_and_says_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    method, out = f"file://{tmp_path}/meet", f"{tmp_path}/trace.json"
+    interrupted = SimpleNamespace(sleep=lambda seconds: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr("actorrpc.commands.trace.time", interrupted)
+    monkeypatch.setenv("ACTORRPC_TOKEN", TOKEN)
+    with World(2, join=False, timeout=110) as world:
+        for rank in (0, 1):
+            world.start(rank, come, rank, method, None)
+        for rank in (0, 1):
+            world.result(rank)
+        assert main(["trace", method, "--seconds", "600", "--out", out]) == 0
+        for rank in (1, 0):
+            world.start(rank, rpc.shutdown, False)
+        for rank in (1, 0):
+            world.result(rank)
+    assert capsys.readouterr().out.startswith(f"{out}: 2 workers")
+    assert json.loads(Path(out).read_text())["otherData"]["workers"] == ["w0", "w1"]
 
 
 def test_where_there_is_no_world_one_line_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

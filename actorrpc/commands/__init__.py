@@ -7,7 +7,10 @@ parsed options and returns the exit code. A `CommandError` ends a command with o
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
+import io
+import os
 import sys
 
 from actorrpc.commands.failing import CommandError
@@ -15,6 +18,8 @@ from actorrpc.version import VERSION
 
 # In the order of --help. A command's module imports what it needs only when it runs: --help stays quick.
 COMMANDS = ("run", "launch", "top", "trace", "check", "version")
+
+_WITH_TORCH = ("run", "launch", "top", "trace")
 
 WRONG_USE = 2  # as argparse ends
 
@@ -42,10 +47,31 @@ def main(arguments: list[str] | None = None) -> int:
     if options.command is None:
         parser.print_help(sys.stderr)
         return WRONG_USE
+    if options.command != "run" and isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # for names that a terminal's encoding lacks
     try:
-        return int(options.runs(options))
+        if options.command in _WITH_TORCH:
+            # Torch's C code imports it, and swallows what comes meanwhile: a Ctrl-C would be lost.
+            importlib.import_module("numpy")
+        code = int(options.runs(options))
+        if sys.stdout is not None:
+            sys.stdout.flush()  # now: at the interpreter's end nobody could catch what it raises
+        return code
+    except BrokenPipeError:
+        if options.command == "run":  # the program's own matter
+            raise
+        _read_no_more()
+        return 1
     except CommandError as error:
         print(f"actorrpc {options.command}: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return 130
+
+
+def _read_no_more() -> None:
+    """Lets what is still to be written go nowhere: whoever read it, `head` say, has had enough."""
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)

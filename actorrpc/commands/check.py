@@ -24,6 +24,7 @@ One line for each thing that was looked at: "ok", or "wrong" and how to mend it.
 
 exit code: 0 when all is well, 1 when something is wrong.
 """
+_LONGEST_WAIT = 86_400.0
 
 
 def declare(commands: Commands) -> None:
@@ -80,8 +81,8 @@ def _place(options: argparse.Namespace) -> tuple[str | None, int | None]:
         raise CommandError(f"--world-size {size}: a world has at least one worker", 2)
     if rank is not None and not 0 <= rank < size:
         raise CommandError(f"--rank {rank} is outside of a world of {size}: ranks are 0 to {size - 1}", 2)
-    if not options.wait > 0:
-        raise CommandError(f"--wait {options.wait:g}: seconds above 0", 2)
+    if not 0 < options.wait <= _LONGEST_WAIT:
+        raise CommandError(f"--wait {options.wait:g}: seconds above 0, and at most a day", 2)
     if options.address is None:
         return None, None
     method = method_of(options.address)
@@ -92,6 +93,8 @@ def _place(options: argparse.Namespace) -> tuple[str | None, int | None]:
         raise CommandError(f"{options.address!r} is no HOST:PORT: {e}", 2) from None
     if url.scheme != "tcp" or not host or port is None:
         raise CommandError(f"{options.address!r} is no HOST:PORT; workers that meet in a file are on one host", 2)
+    if port == 0:
+        raise CommandError(f"{options.address!r}: port 0 means any, and the ranks would not find each other", 2)
     return host, port
 
 

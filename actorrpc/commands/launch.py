@@ -36,6 +36,8 @@ The current folder is on the import path. It exits with 0 when the first role's 
 unless it is None; with 1 when a worker died, which the last line on stderr names.
 """
 _SPEC = re.compile(r"(?:(?P<role>\w+)=)?(?:(?P<nothing>None)|(?P<module>[\w.]+):(?P<name>[\w.]+))(?:\*(?P<count>\d+))?")
+_HIGHEST = 65_535
+"""Of numbers of cores and GPUs: a slip of the keyboard shall not fill the memory."""
 
 
 def declare(commands: Commands) -> None:
@@ -210,8 +212,11 @@ def _numbers(text: str) -> int | tuple[int, ...]:
         return int(text)
     if not re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", text):
         raise ValueError(f"{text!r} is neither a number nor a list like 0,1 or 4-7")
-    ends = [piece.partition("-") for piece in text.split(",")]
-    return tuple(number for low, _, high in ends for number in range(int(low), int(high or low) + 1))
+    pairs = [piece.partition("-") for piece in text.split(",")]
+    ends = [(int(low), int(high or low)) for low, _, high in pairs]
+    if wrong := [f"{low}-{high}" for low, high in ends if not low <= high <= _HIGHEST]:
+        raise ValueError(f"{wrong[0]} is no range: the lower number comes first, and none is above {_HIGHEST}")
+    return tuple(number for low, high in ends for number in range(low, high + 1))
 
 
 def _line(text: str) -> str:

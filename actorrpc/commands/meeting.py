@@ -226,7 +226,12 @@ class _Host:
             door = socket.create_server(("", self._port), backlog=self._size + 16)
         except OSError as e:
             return [
-                Finding("meeting", False, f"port {self._port} cannot be opened: {e.strerror}", "choose another port")
+                Finding(
+                    "meeting",
+                    False,
+                    f"port {self._port} cannot be opened: {e.strerror}",
+                    "see that only one worker is --rank 0, or choose another port",
+                )
             ]
         threads: list[threading.Thread] = []
         end = time.monotonic() + self._seconds

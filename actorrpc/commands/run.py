@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import runpy
 import sys
@@ -39,22 +40,43 @@ def declare(commands: Commands) -> None:
         help="run it twice, under torch.distributed.rpc and under actorrpc, and print how outputs and times differ",
     )
     parser.add_argument("-m", dest="module", action="store_true", help="PROGRAM is the name of a module")
-    parser.add_argument("program", metavar="PROGRAM", help="a Python file")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARG", help="what the program is given")
+    # One argument, as argparse would take a "--" that follows the program's name for its own.
+    parser.add_argument(
+        "program", nargs=argparse.PARSER, metavar="PROGRAM", help="a Python file, and what it is given"
+    )
     parser.set_defaults(runs=runs)
 
 
 def runs(options: argparse.Namespace) -> int:
     """Runs the program, or compares it."""
-    if not (options.module or Path(options.program).exists()):
-        raise CommandError(f"there is no file {options.program!r}; -m runs a module by its name")
+    program, *arguments = options.program[1:] if options.program[0] == "--" else options.program
+    _check(program, options.module)
     if options.compare:
         from actorrpc.compat.compare import compare
 
-        print(compare(options.program, options.arguments, module=options.module))
+        try:
+            print(compare(program, arguments, module=options.module))
+        except RuntimeError as error:
+            raise CommandError(str(error), 2) from None
     else:
-        run_program(options.program, options.arguments, module=options.module, quiet=options.quiet)
+        run_program(program, arguments, module=options.module, quiet=options.quiet)
     return 0
+
+
+def _check(program: str, module: bool) -> None:
+    """Sees that there is a program. Raises CommandError where there is none."""
+    if module:
+        if "" not in sys.path and os.getcwd() not in sys.path:
+            sys.path.insert(0, os.getcwd())
+        package = program.partition(".")[0]  # what is in it is found by importing it, which is the program's beginning
+        if not package or importlib.util.find_spec(package) is None:
+            raise CommandError(f"there is no module {package!r}; the current folder is looked in")
+    elif not Path(program).exists():
+        raise CommandError(f"there is no file {program!r}; -m runs a module by its name")
+    elif Path(program).is_dir() and not (Path(program) / "__main__.py").exists():
+        raise CommandError(f"{program!r} is a folder without a __main__.py")
+    elif not os.access(program, os.R_OK):
+        raise CommandError(f"{program!r} may not be read by this user")
 
 
 def run_program(program: str, arguments: list[str], *, module: bool = False, quiet: bool = False) -> None:

@@ -67,7 +67,10 @@ def declare(commands: Commands) -> None:
 
 
 def _seconds(text: str) -> float:
-    seconds = float(text)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
     if not 0.1 <= seconds <= 3600:
         raise argparse.ArgumentTypeError(f"{text} is not from 0.1 to 3600 seconds")
     return seconds

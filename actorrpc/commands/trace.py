@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -19,6 +20,7 @@ EXAMPLES = f"""examples:
   actorrpc trace node17:29500 --out mine.json --token-file token.txt
 
 {ADDRESSES}
+Ctrl-C ends the recording before its time, and what was recorded until then is written.
 Open the file at https://ui.perfetto.dev (it stays on your computer), or in Chrome at chrome://tracing.
 """
 
@@ -50,7 +52,8 @@ def runs(options: argparse.Namespace) -> int:
     try:
         with enter(options, "trace"):
             with profile_others(options.out, options.seconds) as profile:
-                time.sleep(options.seconds)
+                with contextlib.suppress(KeyboardInterrupt):
+                    time.sleep(options.seconds)
     except OSError as e:
         raise CommandError(f"{options.out!r} cannot be written: {e.strerror or e}") from e
     except (ActorRPCError, ValueError) as e:
@@ -63,7 +66,10 @@ def runs(options: argparse.Namespace) -> int:
 
 
 def _seconds(text: str) -> float:
-    seconds = float(text)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
     if not 0 < seconds < 86_400:
         raise argparse.ArgumentTypeError(f"seconds above 0 and below a day, not {text}")
     return seconds

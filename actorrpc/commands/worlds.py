@@ -64,6 +64,8 @@ def method_of(address: str) -> str:
         return f"tcp://{address}"
     if os.path.exists(address):
         return f"file://{os.path.abspath(address)}"
+    if "/" in address:
+        raise CommandError(f"there is no file {address}: its world has ended, or meets elsewhere, at a HOST:PORT, say")
     raise CommandError(f"{address!r} is no address: HOST:PORT, tcp://HOST:PORT or file:///PATH are")
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing import connection
 
-from actorrpc.services.lines import Allowance, prefix, shown
+from actorrpc.services.lines import Allowance, prefix, shown, write
 
 RATE = 200.0
 """Lines a second of one member."""
@@ -148,5 +148,4 @@ def redirect(writer: connection.Connection) -> None:
 
 
 def _print(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
+    write(sys.stdout, text)

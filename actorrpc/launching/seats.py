@@ -136,6 +136,8 @@ def _of_slurm(environment: Mapping[str, str]) -> Seat | None:
     rank, size = _rank_and_size(environment, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
     tasks = environment.get("SLURM_GTIDS", "")
     here = tuple(map(int, tasks.split(","))) if re.fullmatch(r"\d+(,\d+)*", tasks) else None
+    if here is not None and (rank not in here or max(here) >= size):  # of another step: a shell within one has its own
+        here = None
     if environment.get("SLURM_STEP_NUM_NODES") == "1" or environment.get("MASTER_ADDR"):
         host = _ALONE
     else:
@@ -185,6 +187,8 @@ def _by_hand(environment: Mapping[str, str]) -> Seat | None:
 
 def _rank_and_size(environment: Mapping[str, str], rank_name: str, size_name: str) -> tuple[int, int]:
     rank, size = _number(environment, rank_name), _number(environment, size_name)
+    if size < 1:
+        raise ValueError(f"{size_name}={size}: there is at least one worker; unset it if this process is to start all")
     if rank >= size:
         raise ValueError(f"{rank_name}={rank} is no rank of {size_name}={size}: ranks go from 0 to {size - 1}")
     return rank, size

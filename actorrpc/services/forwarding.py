@@ -79,22 +79,30 @@ class Tee:
 
 
 class _Records(logging.Handler):
-    """Forwards records of all loggers that pass them on to the root."""
+    """Forwards records of all loggers that pass them on to the root. Its own level is none, as logging does nothing
+    more for a record once there is any handler, even one whose level keeps it out.
+    """
 
-    def __init__(self, source: _Source, level: int) -> None:
-        super().__init__(level)
-        self._source = source
+    def __init__(self, source: _Source, least: int) -> None:
+        super().__init__()
+        self._source, self._least = source, least
 
     def emit(self, record: logging.LogRecord) -> None:
-        if _is_alone(record.name) and logging.lastResort is not None and record.levelno >= logging.lastResort.level:
-            logging.lastResort.handle(record)  # what logging does where there is no handler: there is this one now
+        last = logging.lastResort  # what logging turns to where there is no handler: there is this one now
+        if last is not None and record.levelno >= last.level and self._is_first() and _is_alone(record.name):
+            last.handle(record)
+        if record.levelno < self._least:
+            return
         try:
             text = f"{record.levelname} {record.name}: {self.format(record)}"
         except Exception:
-            self.handleError(record)
-            return
+            return  # those who write it here have said so, to stderr
         for line in text.split("\n"):
             self._source.give(shown(line))
+
+    def _is_first(self) -> bool:
+        """Returns whether no other one, who forwards to somebody else, is asked before this one."""
+        return next((one for one in logging.getLogger().handlers if isinstance(one, _Records)), None) is self
 
 
 def _is_alone(name: str) -> bool:

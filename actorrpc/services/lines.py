@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 MOST_CHARACTERS = 8192
 """How much of a line is shown."""
 
@@ -57,3 +59,13 @@ def shown(line: str) -> str:
 def prefix(name: str, host: str, pid: int) -> str:
     """Returns what stands before the lines of a worker."""
     return f"[{name} {host} {pid}] "
+
+
+def write(stream: Any, text: str) -> None:
+    """Writes text to a stream at once; characters that its encoding lacks as escapes, so that others are not lost."""
+    try:
+        stream.write(text)
+    except UnicodeEncodeError:
+        encoding = getattr(stream, "encoding", None) or "ascii"
+        stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+    stream.flush()

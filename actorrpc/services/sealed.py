@@ -113,9 +113,10 @@ class SealedStore(HintStore):
             if answers
             else "Nobody answers where it points: it may be left over from an earlier run. Is rank 0 running?"
         )
+        me = f"rank {self._rank}" if self._rank >= 0 else "this guest"
         address, waited = self._place.address, now - self._began
         return AuthenticationError(
-            f"rank {self._rank} cannot join the world at {address}: what lies there to say where rank 0 listens was "
+            f"{me} cannot join the world at {address}: what lies there to say where rank 0 listens was "
             f"written {what}. {who} Give all workers of a world the same token, as security_token in their options or "
             f"as ACTORRPC_TOKEN in their environment",
             address=address,

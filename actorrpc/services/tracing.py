@@ -230,7 +230,7 @@ def _events(part: _Part, clocks: Clocks) -> Iterator[Event]:
     yield _meta("process_labels", row, 0, labels=f"{of}rank {record.rank}, host {record.host}, pid {record.pid}")
     yield _meta("process_sort_index", row, 0, sort_index=record.rank)
     seen: set[int] = set()
-    drawn = _Drawn(worker, row, clocks, end)
+    drawn = _Drawn(worker, row, clocks, end, overtaken(part.notes.sent))
     for sent in part.notes.sent:
         seen.add(sent.thread)
         yield from drawn.sent(sent)
@@ -285,11 +285,30 @@ def _is_read(call: Sent | Served) -> bool:
     return call.verb != "rpc_remote" and call.name != BACKWARD
 
 
+def overtaken(calls: list[Sent]) -> set[int]:
+    """Returns the numbers of those calls for whose answers their threads did not wait before they went on: a stream
+    has several items under way at once. In a row of a thread, slices that overlap are not shown.
+    """
+    found: set[int] = set()
+    around: dict[int, list[Sent]] = {}
+    for call in calls:
+        if call.verb != "rpc_sync" or call.reader != call.thread:
+            continue
+        open_ = around.setdefault(call.thread, [])
+        while open_ and open_[-1].read <= call.began:
+            open_.pop()
+        while open_ and open_[-1].read < call.read:
+            found.add(open_.pop().number)
+        open_.append(call)
+    return found
+
+
 class _Drawn:
     """Turns notes into events."""
 
-    def __init__(self, worker: Worker, row: int, clocks: Clocks, end: int) -> None:
+    def __init__(self, worker: Worker, row: int, clocks: Clocks, end: int, overtaken: set[int]) -> None:
         self._worker, self._row, self._us, self._end = worker, row, clocks.microseconds, end
+        self._overtaken = overtaken
 
     def _slice(self, name: str, kind: str, thread: int, begun: int, ended: int, /, **args: Any) -> Event:
         start = self._us(begun)
@@ -317,7 +336,7 @@ class _Drawn:
     def sent(self, sent: Sent) -> Iterator[Event]:
         me, end = self._worker.id, self._end
         key = key_of(sent.verb, sent.name, self._worker, sent.peer)
-        waits = sent.verb == "rpc_sync"
+        waits = sent.verb == "rpc_sync" and sent.number not in self._overtaken
         over = sent.read if waits and sent.reader == sent.thread else sent.sent
         args: dict[str, Any] = {"call": f"{me}.{sent.number}"}
         if sent.parent is not None:

@@ -119,6 +119,8 @@ def test_a_module_that_cannot_be_imported_is_named_with_the_reason(
         (["--set", "agent.rate=1"], "the arguments of Role do not fit Agent"),
         (["--restarts", "3"], "--restarts takes ROLE=N, not '3'"),
         (["--restarts", "observer=often"], "--restarts observer=often: 'often' is no whole number"),
+        (["--cpus", "observer=3-1"], "3-1 is no range: the lower number comes first"),
+        (["--devices", "observer=0-999999999"], "0-999999999 is no range"),
         (["--cpus", "observer=1-"], "'1-' is neither a number nor a list like 0,1 or 4-7"),
         (["--cpus", "observer=0"], "cannot do without cpus"),
         (["--cpus", "observer=100000"], "the roles ask for 200000 cpus"),

@@ -45,6 +45,8 @@ def found(environment: Environment) -> Seat:
         pytest.param({**SRUN, "MASTER_ADDR": "node9"}, 2, 4, "tcp://node9:22341", (0, 2, 3), id="srun, other host"),
         pytest.param({**SRUN, "MASTER_PORT": "7"}, 2, 4, "tcp://node07:7", (0, 2, 3), id="srun, other port"),
         pytest.param(without(SRUN, "SLURM_GTIDS"), 2, 4, "tcp://node07:22341", None, id="srun, neighbours unknown"),
+        pytest.param({**SRUN, "SLURM_GTIDS": "0,1"}, 2, 4, "tcp://node07:22341", None, id="srun, others' ranks"),
+        pytest.param({**SRUN, "SLURM_GTIDS": "2,4"}, 2, 4, "tcp://node07:22341", None, id="srun, too high a rank"),
         pytest.param(OPEN_MPI, 1, 3, "tcp://127.0.0.1:26709", (0, 1, 2), id="Open MPI"),
         pytest.param(without(OPEN_MPI, "PMIX_NAMESPACE"), 1, 3, "tcp://127.0.0.1:29500", (0, 1, 2), id="no namespace"),
         pytest.param(
@@ -111,6 +113,7 @@ def test_of_launchers_within_each_other_the_inner_one_counts(environment: Enviro
         (without(HAND, "MASTER_PORT"), r"one of 3 workers, but MASTER_PORT is not set"),
         (without(HAND, "MASTER_PORT", "MASTER_ADDR"), r"MASTER_ADDR and MASTER_PORT are not set: the host of rank 0"),
         ({**HAND, "RANK": "3"}, r"RANK=3 is no rank of WORLD_SIZE=3: ranks go from 0 to 2"),
+        ({**HAND, "WORLD_SIZE": "0"}, r"WORLD_SIZE=0: there is at least one worker"),
         ({**HAND, "RANK": "one"}, r"RANK must be a whole number, not 'one'"),
         (without(TORCHRUN, "RANK"), r"RANK must be a whole number, but is not set"),
         (without(OPEN_MPI, "OMPI_COMM_WORLD_SIZE"), r"OMPI_COMM_WORLD_SIZE must be a whole number, but is not set"),
