@@ -89,7 +89,7 @@ def run(system: str, program: str, tmp_path: Path) -> subprocess.CompletedProces
     )
 
 
-@pytest.mark.parametrize("system", LACKS)
+@pytest.mark.parametrize("system", [pytest.param("macos", marks=pytest.mark.slow), "windows"])
 def test_a_world_does_all_of_it_without_what_another_system_lacks(system: str, tmp_path: Path) -> None:
     done = run(system, PROGRAM, tmp_path)
     assert done.returncode == 0, done.stderr

@@ -430,8 +430,7 @@ def test_nobody_goes_on_recording_for_one_who_is_gone(tmp_path: Path) -> None:
     with World(2, timeout=60) as world:
         world.let_die(0)
         world.start(0, record_for_ever, f"{tmp_path}/trace.json")
-        world.on(1, until, watched, 20)
-        assert world.on(1, lambda: torch.autograd.profiler._is_profiler_enabled)
+        world.on(1, until, lambda: watched() and torch.autograd.profiler._is_profiler_enabled, 20)
         world.kill(0)
         world.on(1, until, lambda: not watched() and not torch.autograd.profiler._is_profiler_enabled, 20)
         world.on(1, rpc.shutdown, False)
