@@ -189,9 +189,18 @@ def test_arrows_lead_from_slice_to_slice_there_and_back(trio: World, tmp_path: P
         for event in pair.values():
             here = [s for s in slices if (s["pid"], s["tid"]) == (event["pid"], event["tid"])]
             assert any(lies_within(event, one) for one in here), event
-    told = named(events, "tell#work(worker0 -> worker1)", 1)["args"]["call"]
-    assert f"{told}>" in ends
-    assert f"{told}<" not in ends
+    caller, number = map(int, named(events, "tell#work(worker0 -> worker1)", 1)["args"]["call"].split("."))
+    assert tracing.flow_id(caller, number) in ends
+    assert tracing.flow_id(caller, number, back=True) not in ends
+
+
+def test_perfetto_takes_the_ids_of_all_arrows(trio: World, tmp_path: Path) -> None:
+    trio.on(0, recorded, f"{tmp_path}/trace.json")
+    events, _ = read(tmp_path / "trace.json")
+    arrows = [event for event in events if event["ph"] in "stf"]
+    assert {"call", "fwdbwd"} <= {event["cat"] for event in arrows}
+    for event in arrows:
+        assert int(event["id"], 16) < 2**64, event  # others are `flow_invalid_id` to it, and not drawn
 
 
 def test_the_items_of_a_stream_that_are_under_way_together_do_not_overlap_in_a_row(trio: World, tmp_path: Path) -> None:

@@ -271,9 +271,17 @@ def _placed(event: Event, worker: Worker, clocks: Clocks, seen: set[int]) -> Ite
     else:
         return
     if "id" in event:
-        event["id"] = f"{worker.id}:{event['id']}"
+        own = event["id"]
+        event["id"] = flow_id(worker.id, own) if isinstance(own, int) and event["ph"] in "stf" else f"{worker.id}:{own}"
     event["ts"] = clocks.microseconds(event["ts"] * 1000)
     yield event
+
+
+def flow_id(worker: int, number: int, back: bool = False) -> str:
+    """Returns what an arrow's two ends have in common. Perfetto draws only those whose ids are hexadecimal numbers of
+    at most 64 bits; as numbers of JSON they would lose bits beyond 53 in a browser.
+    """
+    return f"{(worker << 40 | number << 1 | back) % 2**64:x}"
 
 
 def _device_row(row: int, device: int) -> int:
@@ -349,13 +357,13 @@ class _Drawn:
         yield self._slice("write", "part", sent.thread, sent.began, sent.written)
         yield self._slice("send", "part", sent.thread, sent.written, sent.sent or end)
         if sent.emitted:
-            yield self._arrow("s", f"{me}.{sent.number}>", sent.thread, sent.emitted)
+            yield self._arrow("s", flow_id(me, sent.number), sent.thread, sent.emitted)
         if sent.arrived and not waits:
             yield from self._lasting(key, f"{me}.{sent.number}", sent.thread, sent.began, sent.arrived)
         if sent.reading:
             yield self._slice("read the answer", "part", sent.reader, sent.reading, sent.read or end)
             if _is_read(sent):
-                yield self._arrow("f", f"{me}.{sent.number}<", sent.reader, sent.reading)
+                yield self._arrow("f", flow_id(me, sent.number, True), sent.reader, sent.reading)
 
     def served(self, served: Served) -> Iterator[Event]:
         key = key_of(served.verb, served.name or "?", self._worker, self._worker.id, served.caller)
@@ -365,14 +373,14 @@ class _Drawn:
             args["failed"] = True
         over = served.returned or self._end
         yield self._slice(key, "serve", served.thread, served.begun, over, **args)
-        yield self._arrow("f", f"{which}>", served.thread, served.begun)
+        yield self._arrow("f", flow_id(served.caller, served.number), served.thread, served.begun)
         if served.loaded:
             yield self._slice("read", "part", served.thread, served.loading, served.loaded)
         if not served.answered:
             return
         yield self._slice("write the answer", "part", served.answerer, served.replying, served.answered)
         if _is_read(served):
-            yield self._arrow("s", f"{which}<", served.answerer, served.emitted)
+            yield self._arrow("s", flow_id(served.caller, served.number, True), served.answerer, served.emitted)
         if served.answered > over:
             yield from self._lasting(key, f"{which}@", served.thread, served.begun, served.answered)
 

@@ -30,7 +30,7 @@ from typing import Any
 
 PICTURE = Path(__file__).resolve().parent / "viewer.png"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
-WIDTH, HEIGHT = 1280, 900
+WIDTH, HEIGHT = 1280, 1120
 COMMANDS = [{"id": "dev.perfetto.ExpandTracksByRegex", "args": [".*"]}]
 LOADED = "document.querySelectorAll('.pf-track').length > 3 && !/Loading|Opening/.test(document.body.innerText)"
 PATIENCE, SETTLING = 60.0, 3.0
