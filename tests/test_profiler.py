@@ -195,7 +195,7 @@ def test_arrows_lead_from_slice_to_slice_there_and_back(trio: World, tmp_path: P
 
 
 def test_perfetto_takes_the_ids_of_all_arrows(trio: World, tmp_path: Path) -> None:
-    trio.on(0, recorded, f"{tmp_path}/trace.json")
+    trio.on(0, recorded, f"{tmp_path}/trace.json", "step")
     events, _ = read(tmp_path / "trace.json")
     arrows = [event for event in events if event["ph"] in "stf"]
     assert {"call", "fwdbwd"} <= {event["cat"] for event in arrows}
