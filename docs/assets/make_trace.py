@@ -2,8 +2,8 @@
 
     python docs/assets/make_trace.py [TRACE]
 
-With TRACE, draws that file. It needs matplotlib. (The viewers themselves run in a browser: Perfetto's page is not to be
-had without a network, and Chrome's own is not in every build.)
+With TRACE, draws that file. It needs matplotlib. (It draws all arrows between calls, which viewers do only for what is
+selected; make_viewer.py has a picture of a viewer.)
 """
 
 from __future__ import annotations

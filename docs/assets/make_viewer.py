@@ -1,4 +1,4 @@
-"""Makes docs/assets/viewer.png: records a step of a small world, opens the file in Perfetto, and takes a picture of that.
+"""Makes docs/assets/viewer.png: records a step of a small world, opens the file in Perfetto, and takes a picture.
 
     python docs/assets/make_viewer.py [TRACE]
 
@@ -74,7 +74,7 @@ class Pages(http.server.SimpleHTTPRequestHandler):
 class Browser:
     """A browser without a window, told by its debugging pipe what to do.
 
-    Its own `--screenshot` does not do here: that waits for the page alone, and Perfetto reads the file in a thread of its own.
+    Its own `--screenshot` does not do here: it waits for the page, and Perfetto reads the file in a thread of its own.
 
     Arguments:
         program: the browser.
@@ -150,6 +150,17 @@ class Browser:
         self.answers.close()
 
 
+def view_of(trace: str) -> dict[str, str]:
+    """Returns what Perfetto's page is to show: the whole, and a call selected, as it draws no others' arrows."""
+    slices = [event for event in json.loads(Path(trace).read_text())["traceEvents"] if event["ph"] == "X"]
+    spans = [(round(event["ts"] * 1000), round(event["dur"] * 1000)) for event in slices]
+    view = {"visStart": str(min(ts for ts, _ in spans)), "visEnd": str(max(ts + dur for ts, dur in spans))}
+    for event, (ts, dur) in zip(slices, spans, strict=True):
+        if event["cat"] == "serve" and "#forward(" in event["name"]:
+            view |= {"ts": str(ts), "dur": str(dur)}
+    return view
+
+
 def draw(trace: str) -> None:
     """Opens a trace, and takes the picture."""
     program = next(filter(None, map(shutil.which, BROWSERS)), None)
@@ -161,7 +172,7 @@ def draw(trace: str) -> None:
     pages = functools.partial(
         Pages, trace=Path(trace).read_bytes(), directory=str(Path(viewer.origin).with_name("web_dist"))
     )
-    query = urllib.parse.urlencode({"hideSidebar": "true", "startupCommands": json.dumps(COMMANDS)})
+    query = urllib.parse.urlencode({"startupCommands": json.dumps(COMMANDS), **view_of(trace)})
     with (
         http.server.ThreadingHTTPServer(("127.0.0.1", 0), pages) as server,
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile,
