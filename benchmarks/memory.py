@@ -22,7 +22,7 @@ ROWS = [
 ]
 FEW, MANY = 2, 6
 """Sizes of the worlds whose difference says what a peer costs."""
-_SETTLING = 0.5
+_SETTLING = 4.0  # longer than a thread of the pool waits for something to do
 
 
 def census() -> Figures:

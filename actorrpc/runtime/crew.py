@@ -44,9 +44,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("actorrpc")
 TICK = 0.001
-_IDLE_SECONDS = 10.0
+_IDLE_SECONDS = 2.0
 _LONG_WAIT = 0.25
-_SPARE_HANDS = 2
 _get_ident = threading.get_ident
 
 
@@ -316,10 +315,9 @@ class Crew:
                 self._idle.append(gate)
             if not gate.wait(_IDLE_SECONDS):
                 with self._door:
-                    if gate in self._idle:
+                    if gate in self._idle:  # else somebody has just taken it out, to send it
                         self._idle.remove(gate)
-                        if len(self._idle) >= _SPARE_HANDS:
-                            break
+                        break
         with self._door:
             self._threads.pop(number, None)
 
