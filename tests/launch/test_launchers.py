@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
 from tests.joining import free_port
+from tests.launch.slurm import cluster
+from tests.launch.slurm import why_not as why_no_slurm
 
 ROOT = Path(__file__).parents[2]
 WORLD = ["tests.launch.playing:Agent", "observer=tests.launch.playing:Observer*2"]
@@ -62,21 +64,13 @@ def _mpirun(kind: str, name: str) -> str:
     pytest.skip(f"no mpirun of {kind}'s is installed")
 
 
-@functools.cache
-def why_no_srun() -> str:
-    if shutil.which("srun") is None or shutil.which("sinfo") is None:
-        return "SLURM is not installed"
-    try:
-        said = subprocess.run(["sinfo", "-h", "-o", "%a"], capture_output=True, text=True, timeout=10, check=False)
-    except subprocess.TimeoutExpired:
-        return "SLURM's controller does not answer"
-    return "" if "up" in said.stdout else "no controller of SLURM's runs here (slurmctld, slurmd)"
-
-
-def srun() -> str:
-    if why_no_srun():
-        pytest.skip(why_no_srun())
-    return "srun"
+@pytest.fixture(scope="module")
+def slurm() -> Iterator[dict[str, str]]:
+    """What `srun` needs in its environment to find a SLURM of two nodes, which lasts as long as these tests."""
+    if reason := why_no_slurm():
+        pytest.skip(reason)
+    with cluster() as environment:
+        yield environment
 
 
 # --- by hand ----------------------------------------------------------------------------------------------------------
@@ -223,23 +217,27 @@ def test_more_processes_than_workers_are_one_line_each_under_mpirun() -> None:
 # --- SLURM ------------------------------------------------------------------------------------------------------------
 
 
-def test_under_srun() -> None:
-    code, out, err = ran(srun(), "-N1", "-n3", sys.executable, *command("--set", "observer.seed=7"))
+def test_under_srun(slurm: dict[str, str]) -> None:
+    code, out, err = ran("srun", "-N1", "-n3", sys.executable, *command("--set", "observer.seed=7"), **slurm)
     assert (code, out) == (0, LOOK), err
 
 
-def test_in_a_batch_script_without_srun_all_are_started_there(tmp_path: Path) -> None:
-    if why_no_srun():
-        pytest.skip(why_no_srun())
+def test_under_srun_on_two_nodes(slurm: dict[str, str]) -> None:
+    line = ["srun", "-N2", "-n3", sys.executable, *command("--set", "observer.seed=7")]
+    code, out, err = ran(*line, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()), **slurm)
+    assert (code, out) == (0, LOOK), err
+
+
+def test_in_a_batch_script_without_srun_all_are_started_there(tmp_path: Path, slurm: dict[str, str]) -> None:
     arguments = " ".join(f"'{word}'" for word in command("--set", "observer.seed=7"))
     script = tmp_path / "script.sh"
     script.write_text(f"#!/bin/bash\n#SBATCH -n 3 -o {tmp_path}/out -e {tmp_path}/err\n{sys.executable} {arguments}\n")
-    code, _, err = ran("sbatch", "--wait", str(script))
+    code, _, err = ran("sbatch", "--wait", str(script), **slurm)
     assert code == 0, err + (tmp_path / "err").read_text()
     assert (tmp_path / "out").read_text() == LOOK
 
 
-def test_a_member_that_dies_under_srun_ends_all() -> None:
-    code, out, err = ran(srun(), "-K", "-N1", "-n3", sys.executable, *command("--set", "agent.does=fall"))
+def test_a_member_that_dies_under_srun_ends_all(slurm: dict[str, str]) -> None:
+    code, out, err = ran("srun", "-K", "-N1", "-n3", sys.executable, *command("--set", "agent.does=fall"), **slurm)
     assert (code != 0, out) == (True, ""), err
     assert "Killed" in err
