@@ -57,10 +57,13 @@ class WidePlayer(Player, concurrency=3):
 
 
 def play(rng: random.Random, players: list[rpc.RRef[Any]]) -> None:
+    """Streams from players, some of whom ask others between items: in one order, or an item of a stream that was left
+    and one of the next stream may ask each other's players, and wait for ever.
+    """
+    players = rng.sample(players, len(players))
     for _ in range(3):
-        player, asked = rng.choice(players), rng.choice([None, *players])
-        if asked is player:
-            asked = None
+        place = rng.randrange(len(players))
+        player, asked = players[place], rng.choice([None, *players[place + 1 :]])
         steps, stop = rng.randrange(6), rng.randrange(8)
         seen = []
         for item in player.stream(window=rng.randrange(4)).count(steps, asked):
