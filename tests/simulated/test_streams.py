@@ -12,6 +12,7 @@ import pytest
 
 import actorrpc as rpc
 from actorrpc.errors import ActorRPCError
+from actorrpc.session import current
 from actorrpc.testing import SimWorld
 
 SIZE = 3
@@ -158,6 +159,32 @@ def test_the_loss_of_the_callee_ends_a_stream_in_any_order() -> None:
             world.run(begin)
             world.kill(1)
             world.run(finish)
+
+
+class Asker(rpc.Actor):
+    def numbers(self, other: rpc.RRef[Asker]) -> Iterator[int]:
+        current().worker.clock.gate().wait(0.1)  # the other one's item begins meanwhile
+        yield other.rpc_sync().number()
+
+    def number(self) -> int:
+        return 1
+
+
+def test_an_item_of_a_stream_that_was_left_and_one_of_the_next_stream_that_ask_each_other_are_named_as_a_deadlock() -> (
+    None
+):
+    """The fault of a random program here, in which this was taken for a message that was lost."""
+
+    def program() -> None:
+        one, other = Asker.spawn(0), Asker.spawn(1)
+        one.stream().numbers(other).close()
+        with pytest.raises(rpc.DeadlockError, match="the stream of Asker.numbers on w. waits for number on w."):
+            next(other.stream().numbers(one))
+        assert one.rpc_sync().number() == other.rpc_sync().number() == 1
+
+    for seed in range(5):
+        with SimWorld(2, seed, deadlock_after=1.0) as world:
+            world.run(program)
 
 
 def test_a_simulated_world_says_that_it_has_no_loop() -> None:
