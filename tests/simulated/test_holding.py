@@ -1,9 +1,11 @@
-"""What is held back or queued in simulated worlds: somebody sends it, and somebody starts it, also where nobody waits."""
+"""What is held back or queued, in simulated worlds: somebody sends it, somebody starts it, also where nobody waits."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+
+import pytest
 
 import actorrpc as rpc
 from actorrpc.runtime.calls import BURST
@@ -73,43 +75,50 @@ def test_a_call_that_is_held_back_while_nothing_else_happens_leaves_within_a_tic
             world.run(program)
 
 
-def test_what_a_callback_calls_does_not_wait_for_the_next_tick() -> None:
-    """While many calls are under way, so that those of callbacks are held back."""
+def when_a_callbacks_call_leaves(seed: int, monkeypatch: pytest.MonkeyPatch) -> tuple[float, float]:
+    """Returns when a callback makes a call that is held back, and when that leaves."""
+    called: list[float] = []
+    left: list[float] = []
+    with SimWorld(2, seed, threads=BURST + 4) as world:
+        carry, now = world.network.carry, world.simulation.now
+
+        def carried(source: SimTransport, peer: int, frames: Sequence[Any]) -> None:
+            if called and source.address == "sim://0":
+                left.append(now())
+            carry(source, peer, frames)
+
+        def callback(_: object) -> None:
+            rpc.rpc_async(1, nothing)
+            called.append(now())
+            assert current().worker.transport.holding
+
+        def program() -> None:
+            calls = [rpc.rpc_async(1, block) for _ in range(BURST + 2)]
+            calls.append(rpc.rpc_async(1, nothing).then(callback))
+            pause(0.5)
+            rpc.rpc_sync(1, release)
+            for call in calls:
+                call.wait()
+
+        monkeypatch.setattr(world.network, "carry", carried)
+        world.run(program)
+    return called[0], left[0]
+
+
+def test_what_a_callback_calls_does_not_wait_for_the_next_tick(monkeypatch: pytest.MonkeyPatch) -> None:
     for seed in SEEDS:
-        with SimWorld(2, seed, threads=BURST + 4) as world:
-            called: list[float] = []
-            left: list[float] = []
-            carry, now = world.network.carry, world.simulation.now
-
-            def carried(source: SimTransport, *rest: Any, carry: Any = carry, now: Any = now) -> None:
-                if called and source.address == "sim://0":
-                    left.append(now())
-                carry(source, *rest)
-
-            def callback(_: object, now: Any = now) -> None:
-                rpc.rpc_async(1, nothing)
-                called.append(now())
-                assert current().worker.transport.holding
-
-            def program() -> None:
-                calls = [rpc.rpc_async(1, block) for _ in range(BURST + 2)]
-                calls.append(rpc.rpc_async(1, nothing).then(callback))
-                pause(0.5)
-                rpc.rpc_sync(1, release)
-                for call in calls:
-                    call.wait()
-
-            world.network.carry = carried  # type: ignore[method-assign]
-            world.run(program)
-            assert left[0] == called[0], seed
+        called, left = when_a_callbacks_call_leaves(seed, monkeypatch)
+        assert called == left, seed
 
 
-def test_the_simulated_transport_holds_messages_back_in_their_order_as_a_real_one_does() -> None:
+def test_the_simulated_transport_holds_messages_back_in_their_order_as_a_real_one_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     network = Network(Simulation(1))
-    here = SimTransport(network, "sim://here")
+    here: Any = SimTransport(network, "sim://here")
     here.dial(1, ["sim://there"])
     carried: list[Sequence[Any]] = []
-    network.carry = lambda source, peer, frames: carried.append(frames)  # type: ignore[method-assign]
+    monkeypatch.setattr(network, "carry", lambda source, peer, frames: carried.append(frames))
     here.send(1, [b"1"], LATER)
     assert here.holding
     here.send(1, [b"2"], SOON)

@@ -170,15 +170,13 @@ class Asker(rpc.Actor):
         return 1
 
 
-def test_an_item_of_a_stream_that_was_left_and_one_of_the_next_stream_that_ask_each_other_are_named_as_a_deadlock() -> (
-    None
-):
+def test_items_of_a_stream_that_was_left_and_of_the_next_one_that_ask_each_other_are_named_as_a_deadlock() -> None:
     """The fault of a random program here, in which this was taken for a message that was lost."""
 
     def program() -> None:
         one, other = Asker.spawn(0), Asker.spawn(1)
         one.stream().numbers(other).close()
-        with pytest.raises(rpc.DeadlockError, match="the stream of Asker.numbers on w. waits for number on w."):
+        with pytest.raises(rpc.DeadlockError, match=r"the stream of Asker\.numbers on w. waits for number on w."):
             next(other.stream().numbers(one))
         assert one.rpc_sync().number() == other.rpc_sync().number() == 1
 
