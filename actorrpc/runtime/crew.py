@@ -329,12 +329,12 @@ class Crew:
                 end_child()
             del argument
             self._place.held = None
+            with self._door:
+                self._lanes.end(lane)
             if self._place.kept_back:
                 self._place.kept_back = False
                 if self._transport.holding and not self._transport.crowded:
                     self._transport.flush()
-            with self._door:
-                self._lanes.end(lane)
 
     def _lend(self, lane: int) -> None:
         self._place.held = None
