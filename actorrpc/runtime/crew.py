@@ -11,15 +11,16 @@ One thread at a time *leads*: only it receives. THREAD RULES:
   within a tick, the keeper sends one. A tick is a millisecond, and the keeper does not sleep while leadership is free.
 - TR5: `limit` bounds handlers that run. One that waits through `wait` lends its place. Waits that nobody can see
   (an Event, a lock, a collective) are known by the standstill: when jobs of a lane are queued and none of it has ended
-  for 50 ms, its limit grows (`lanes`).
+  for 50 ms, its limit grows (`lanes`). The keeper sees to that: whoever queues what cannot run at once wakes it.
 - TR6: an answer may be held back, to leave together with others, by a thread of the pool that goes on to receive or to
   run what is queued; it sends what is held before it blocks in anything, and the keeper does so at every tick.
 - TR7: control jobs run one after the other and never queue behind handlers. They must not block.
 - TR8: a job that is put off waits until a thread of the pool has nothing else to do, or until the next tick, for which
   the keeper sends a thread.
 - TR9: a call that nobody waits for at once is held back, too, while many are under way to its peer: it leaves with the
-  next ones, before a thread waits for anything or a loop for its coroutines', or at the next tick. The keeper is woken
-  after something is held: before, it might look, see nothing, and sleep.
+  next ones, before a thread waits for anything or a loop for its coroutines', at the end of a job of the pool's that
+  held it and has no more messages behind it, or at the next tick. The keeper is woken after something is held: before,
+  it might look, see nothing, and sleep.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ from typing import TYPE_CHECKING
 
 from actorrpc.runtime.completion import Waiter
 from actorrpc.runtime.forked import end_child
-from actorrpc.runtime.lanes import Job, Lane, Lanes
-from actorrpc.wire.transport import AT_ONCE, SOON
+from actorrpc.runtime.lanes import Job, Lane, Lanes, Place
+from actorrpc.wire.transport import AT_ONCE, LATER, SOON
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -47,15 +48,6 @@ TICK = 0.001
 _IDLE_SECONDS = 2.0
 _LONG_WAIT = 0.25
 _get_ident = threading.get_ident
-
-
-class _Place(threading.local):
-    """What a thread is to the crew."""
-
-    held: int | None = None
-    """The lane in which it holds a place that it may lend."""
-    hand = False
-    """Whether it is a thread of the pool."""
 
 
 class Crew:
@@ -74,7 +66,7 @@ class Crew:
         name: str, transport: Transport, clock: Clock, route: Callable[[Sequence[Frame]], Job | None], limit: int,
     ) -> None:  # fmt: skip
         self._name, self._transport, self._clock, self._route = name, transport, clock, route
-        self._lanes = Lanes(limit, clock.now())
+        self._lanes = Lanes(limit)
         self._lead = threading.Lock()
         self._turns = self._turns_seen = 0
         self._waited = 0.0
@@ -86,7 +78,7 @@ class Crew:
         self._idle: list[Gate] = []
         self._threads: dict[int, Thread] = {}
         self._made = 0
-        self._place = _Place()
+        self._place = Place()
         self.stopping = self.forked = False
         self.active = False
         """Whether the keeper must tick; `alarm` is called when it becomes True."""
@@ -228,6 +220,7 @@ class Crew:
                     if not self._lanes.queues[job[0]] and self._lanes.claim(job[0]):
                         return job
                     self._lanes.queues[job[0]].append(job)
+                self.wake_keeper()  # it may be asleep, and all that run may wait unseen (TR5)
         return None
 
     def _put_down(self) -> bool:
@@ -336,6 +329,10 @@ class Crew:
             self._place.held = None
             with self._door:
                 self._lanes.end(lane)
+            if self._place.kept_back:
+                self._place.kept_back = False
+                if self._transport.holding and not self._transport.crowded:
+                    self._transport.flush()
 
     def _lend(self, lane: int) -> None:
         self._place.held = None
@@ -347,6 +344,12 @@ class Crew:
     def may_hold(self) -> int:
         """Whether what the present thread sends may be held back (TR6)."""
         return SOON if self._place.hand and self._transport.crowded else AT_ONCE
+
+    def held_back(self, hold: int) -> None:
+        """Takes note that the present thread has sent something that may be held back: it leaves within a tick."""
+        if hold == LATER:
+            self._place.kept_back = True
+        self.wake_keeper()
 
     # -- the keeper's part
 

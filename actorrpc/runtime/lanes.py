@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -28,15 +29,25 @@ Job: TypeAlias = "tuple[int, Callable[[Any], None], Any]"
 """Something for the pool to run: the lane, a function, which must not raise, and its argument."""
 
 
+class Place(threading.local):
+    """What a thread is to the crew."""
+
+    held: int | None = None
+    """The lane in which it holds a place that it may lend."""
+    hand = False
+    """Whether it is a thread of the pool."""
+    kept_back = False
+    """Whether it has held back a call since its last job ended (TR9)."""
+
+
 class Lanes:
     """The queues, and who runs.
 
     Arguments:
         limit: how many handlers may run at once.
-        now: the present time.
     """
 
-    def __init__(self, limit: int, now: float) -> None:
+    def __init__(self, limit: int) -> None:
         self.queues: tuple[deque[Job], deque[Job], deque[Job]] = (deque(), deque(), deque())
         self.put_off: deque[Job] = deque()
         """Jobs that wait for a thread which has nothing else to do (TR8)."""
@@ -49,7 +60,8 @@ class Lanes:
         self._ended_seen = [0, 0, 0]
         self.held_up = [0, 0, 0]
         """Jobs that wait to send."""
-        self._stood_since = [now, now, now]
+        self._stood_since: list[float | None] = [None, None, None]
+        """Since when jobs are queued and none of the lane has ended; None where none is queued."""
 
     def free(self, lane: int) -> bool:
         """Whether one more job of a lane may run."""
@@ -114,11 +126,11 @@ class Lanes:
         for lane in (Lane.FREE, Lane.HANDLER):
             if not self.queues[lane]:
                 self._extra[lane] = 0
-                self._stood_since[lane] = now
-            elif self.ended[lane] != self._ended_seen[lane]:
+                self._stood_since[lane] = None
+            elif (since := self._stood_since[lane]) is None or self.ended[lane] != self._ended_seen[lane]:
                 self._ended_seen[lane] = self.ended[lane]
                 self._stood_since[lane] = now
-            elif now - self._stood_since[lane] >= STANDSTILL:
+            elif now - since >= STANDSTILL:
                 self._stood_since[lane] = now
                 more = max(1, self._extra[lane]) if self.held_up[lane] < _HELD_UP_LIMIT else 1
                 self._extra[lane] += more

@@ -96,7 +96,7 @@ class Outbox:
                 peer.bytes_out += len(whole)
                 worker.transport.send(to, (whole,), hold)
                 if hold:  # afterwards: a keeper who is about to sleep looks whether something is held
-                    worker.crew.wake_keeper()
+                    worker.crew.held_back(hold)
             else:
                 peer.bytes_out += HEADER_SIZE + size_of(frames)
                 worker.transport.send(to, [head + frames[0], *frames[1:]], AT_ONCE, lasting)

@@ -1,4 +1,7 @@
-"""A network within the process: messages take a drawn time, and keep their order from one sender to one receiver."""
+"""A network within the process: messages take a drawn time, and keep their order from one sender to one receiver.
+
+What may be held back is, as by the real transports: who forgets to send it is found out (TR6, TR9 in `runtime.crew`).
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from actorrpc.testing.faults import Faults
+from actorrpc.wire.transport import AT_ONCE, SOON
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -15,6 +19,7 @@ if TYPE_CHECKING:
 
 _LATENCY_SECONDS = 200e-6
 _STALL_SECONDS = 10e-3
+_HOLD_AT_MOST = 32
 
 
 class Network:
@@ -117,6 +122,8 @@ class SimTransport:
     def __init__(self, network: Network, address: str, silence: float = 10.0) -> None:
         self.address, self.silence = address, silence
         self.emptied, self.overdue = 0, float("inf")
+        self.holding = self._soon = self.crowded = False
+        self._held_back: dict[int, list[Sequence[Frame]]] = {}
         self.told: Callable[[int, str], None] = lambda peer, news: None
         self._network = network
         self.ways: dict[int, str] = {}
@@ -134,10 +141,9 @@ class SimTransport:
 
     def hang_up(self, peer: int, linger: float = 0.0) -> None:
         to = self.ways.pop(peer, None)
+        self._held_back.pop(peer, None)
         if to is not None:
             self._network.forget((self.address, to))
-
-    holding = crowded = False
 
     def attend(self, peer: int, pid: int) -> None:
         pass
@@ -146,10 +152,24 @@ class SimTransport:
         return False
 
     def flush(self) -> None:
-        pass
+        self.holding = self._soon = False
+        for peer in list(self._held_back):
+            self._let_leave(peer)
 
-    def send(self, peer: int, frames: Sequence[Frame], hold: int = 0, lasting: bool = True) -> None:
-        self._network.carry(self, peer, frames)
+    def send(self, peer: int, frames: Sequence[Frame], hold: int = AT_ONCE, lasting: bool = True) -> None:
+        if peer not in self.ways:
+            raise KeyError(peer)
+        held = self._held_back.setdefault(peer, [])
+        held.append(frames)
+        if hold and len(frames) == 1 and len(held) < _HOLD_AT_MOST:
+            self.holding = True
+            self._soon = self._soon or hold == SOON
+        else:
+            self._let_leave(peer)
+
+    def _let_leave(self, peer: int) -> None:
+        for frames in self._held_back.pop(peer, ()):
+            self._network.carry(self, peer, frames)
 
     def take(self, frames: list[Frame]) -> None:
         """Takes what the network brings."""
@@ -161,6 +181,8 @@ class SimTransport:
             self._receiver.ready = True
 
     def receive(self, timeout: float | None) -> list[Frame] | None:
+        if self._soon and not self._inbox:
+            self.flush()
         if not self._woken and not self._inbox:
             self._receiver = self._network.simulation.here.task
             self._network.simulation.block(timeout, "a message")
@@ -169,12 +191,19 @@ class SimTransport:
         if self._woken:
             self._woken = False
             return None
-        return self._inbox.popleft() if self._inbox else None
+        if not self._inbox:
+            return None
+        message = self._inbox.popleft()
+        self.crowded = bool(self._inbox)
+        return message
 
     def wake(self) -> None:
         self._woken = True
         self._rouse()
 
     def close(self, linger: float = 0.0) -> None:
+        if linger:
+            self.flush()
         self._network.transports.pop(self.address, None)
         self.ways.clear()
+        self._held_back.clear()

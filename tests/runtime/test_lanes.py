@@ -19,7 +19,7 @@ def begun(lanes: Lanes) -> int:
 
 
 def test_thousands_of_callbacks_at_once_start_few() -> None:
-    lanes = Lanes(16, 0.0)
+    lanes = Lanes(16)
     queued(lanes, Lane.FREE, 3000)
     assert begun(lanes) == 32
     for _ in range(2968):  # one begins where one ends; as long as they end, no more than these run
@@ -30,7 +30,7 @@ def test_thousands_of_callbacks_at_once_start_few() -> None:
 
 
 def test_handlers_are_bounded_by_the_users_limit() -> None:
-    lanes = Lanes(2, 0.0)
+    lanes = Lanes(2)
     queued(lanes, Lane.HANDLER, 10)
     assert begun(lanes) == 2
     lanes.lend(Lane.HANDLER)  # one waits, and its place is free meanwhile
@@ -39,7 +39,7 @@ def test_handlers_are_bounded_by_the_users_limit() -> None:
 
 def test_a_lane_that_stands_still_grows_by_doubling() -> None:
     for lane, limit in ((Lane.FREE, 32), (Lane.HANDLER, 4)):
-        lanes, now = Lanes(4, 0.0), 0.0
+        lanes, now = Lanes(4), 0.0
         queued(lanes, lane, 1000)
         assert begun(lanes) == limit
         assert lanes.grow(now) == 0
@@ -50,7 +50,7 @@ def test_a_lane_that_stands_still_grows_by_doubling() -> None:
 
 
 def test_a_standstill_of_handlers_is_seen_though_callbacks_end_all_the_time() -> None:
-    lanes, now, grown = Lanes(2, 0.0), 0.0, 0
+    lanes, now, grown = Lanes(2), 0.0, 0
     queued(lanes, Lane.HANDLER, 3)
     assert begun(lanes) == 2
     while now < 2 * STANDSTILL:
@@ -64,9 +64,10 @@ def test_a_standstill_of_handlers_is_seen_though_callbacks_end_all_the_time() ->
 
 
 def test_a_lane_whose_queue_is_empty_goes_back_to_its_limit() -> None:
-    lanes = Lanes(2, 0.0)
+    lanes = Lanes(2)
     queued(lanes, Lane.HANDLER, 3)
     begun(lanes)
+    assert lanes.grow(0.0) == 0
     assert lanes.grow(STANDSTILL) == 1
     assert begun(lanes) == 1
     lanes.grow(STANDSTILL)
@@ -77,7 +78,7 @@ def test_a_lane_whose_queue_is_empty_goes_back_to_its_limit() -> None:
 
 
 def test_what_is_put_off_comes_after_all_that_is_queued_and_keeps_to_its_lane() -> None:
-    lanes = Lanes(2, 0.0)
+    lanes = Lanes(2)
     lanes.put_off.append((Lane.CONTROL, lambda _: None, "first"))
     lanes.put_off.append((Lane.CONTROL, lambda _: None, "second"))
     queued(lanes, Lane.HANDLER, 1)
