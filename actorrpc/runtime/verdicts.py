@@ -1,14 +1,14 @@
 """Telling a peer that it was taken for lost, and hearing so: lost is final, and the lost one shall know.
 
 A verdict is a message with the sequence number 0, which no other has, so it is seen where a gap is. It goes by a way of
-its own, since the peer's way is closed by then; where the peer is stopped or cut off, it waits there for a while. It may
-be lost like any other message, and no gap would show that: so it is said twice. And whoever is lost hears it again when
-a message of its comes.
+its own, since the peer's way is closed by then; where the peer is stopped or cut off, it waits there for a while. It
+may be lost like any other message, and no gap would show that: so it is said twice. And whoever is lost hears it again
+when a message of its comes.
 
 Who obeys. A verdict of the member with the lowest id holds for the world: whom it has lost is out. Any other one holds
 for the two alone. What somebody says who was lost here is not obeyed, since lost is final: two parts of a world that
-were cut off from each other go on by themselves; only one that is left alone takes it to be true. Whether it is
-left alone it asks the others.
+were cut off from each other go on by themselves; only one that is left alone takes it to be true. Whether it is it
+hears by asking the others.
 """
 
 from __future__ import annotations

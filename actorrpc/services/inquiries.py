@@ -2,7 +2,7 @@
 
 Messages are numbered, so what is lost shows with the next one. After the last one, or after the word that this worker
 was taken for lost, there is none: both sides would wait, each for the other, until the calls' own times are over. So
-whoever has waited for a call for a while asks its callee whether it is there, and asks again from time to time. Both the
+whoever has waited for a call for a while asks its callee whether it is there, and asks again from time to time. The
 question and its answer are numbered, too: who sees a gap takes the other for lost, and who has done so says it again.
 That there is no answer means nothing: the callee may hold the GIL. A worker that waits for nobody asks nobody.
 """
