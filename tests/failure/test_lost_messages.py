@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 import actorrpc as rpc
 from actorrpc import session
 from actorrpc.testing.faults import Passing
-from tests.failure.test_lost import SHORT, SOON, call_for_ever, lost, made, marks
+from tests.failure.test_lost import SHORT, SOON, lost, made, mark, marks
 from tests.worlds import raised_within, until
 
 TOKENS = [None, "of three workers"]
@@ -33,6 +34,18 @@ def drop_next(what: str) -> None:
     transport.send = harm  # type: ignore[method-assign]
 
 
+def wait_until_cancelled(path: str) -> None:
+    mark(path)
+    while not rpc.current_call().cancelled:
+        time.sleep(0.02)
+
+
+def call_for_ever(path: str) -> str:
+    with raised_within(SOON), pytest.raises(rpc.WorkerLostError) as caught:
+        rpc.rpc_sync(1, wait_until_cancelled, args=(path,), timeout=0)
+    return str(caught.value)
+
+
 def lose(rank: int) -> None:
     session.current().worker.members.lose(rank, "a gap")
 
@@ -41,12 +54,11 @@ def lose(rank: int) -> None:
 def test_who_was_taken_for_lost_learns_it_though_the_word_of_it_is_lost(token: str | None) -> None:
     with made(2, security_token=token) as world:
         path = f"{world.folder}/marks"
-        world.start(0, call_for_ever, 1, path)
+        world.start(0, call_for_ever, path)
         until(lambda: marks(path), 20)
         world.on(1, drop_next, "verdict")
         world.on(1, lose, 0)
-        _, text = world.result(0)
-        assert "it has taken this worker for lost: a gap" in text
+        assert "it has taken this worker for lost: a gap" in world.result(0)
 
 
 @pytest.mark.parametrize("token", TOKENS)
