@@ -33,6 +33,7 @@ from actorrpc.services.directory import Member
 from actorrpc.services.elastic import Elastic
 from actorrpc.services.figures import Figures
 from actorrpc.services.herald import Herald
+from actorrpc.services.inquiries import Inquiries
 from actorrpc.services.leaks import Leaks
 from actorrpc.services.loop import Loop
 from actorrpc.services.names import Names
@@ -85,6 +86,7 @@ class Session:
         Autograd(worker)
         self.member = Member(worker)
         Herald(worker)
+        self.inquiries = Inquiries(worker)
         self.names = Names(worker)
         self.checkpoints = Checkpoints(worker)
         self.deadlocks = Deadlocks(worker)
@@ -359,6 +361,7 @@ def _made(name: str, rank: int, options: RpcBackendOptions, role: str, index: in
         if options.report_leaks:
             session.objects.leaks = Leaks(session.objects)
         session.deadlocks.start(options.deadlock_after)
+        session.inquiries.start()
         return session
     except BaseException:
         if transport is not None:

@@ -35,13 +35,13 @@ class Calls:
 
     Attributes:
         pending: by the calls' numbers.
-        next_sent: called once, when the next call has been sent; None: nothing.
+        next_sent: each is called once, when the next call has been sent.
     """
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self.pending: dict[int, Call] = {}
-        self.next_sent: Callable[[], None] | None = None
+        self.next_sent: deque[Callable[[], None]] = deque()
         self._ids = itertools.count(1)
         self._unsettled: deque[Call] = deque()
         self._unpublished: deque[Future[Any]] = deque()
@@ -116,8 +116,11 @@ class Calls:
             raise
         if deadline is not None and deadline < worker.keeper.due:
             worker.keeper.schedule(deadline)
-        if self.next_sent is not None:
-            told, self.next_sent = self.next_sent, None
+        while self.next_sent:
+            try:
+                told = self.next_sent.popleft()
+            except IndexError:  # another thread sends as well
+                break
             told()
         return call
 

@@ -1,12 +1,14 @@
 """Telling a peer that it was taken for lost, and hearing so: lost is final, and the lost one shall know.
 
 A verdict is a message with the sequence number 0, which no other has, so it is seen where a gap is. It goes by a way of
-its own, since the peer's way is closed by then; where the peer is stopped or cut off, it waits there for a while. And
-whoever is lost hears it again when a message of its comes.
+its own, since the peer's way is closed by then; where the peer is stopped or cut off, it waits there for a while. It
+may be lost like any other message, and no gap would show that: so it is said twice. And whoever is lost hears it again
+when a message of its comes.
 
 Who obeys. A verdict of the member with the lowest id holds for the world: whom it has lost is out. Any other one holds
 for the two alone. What somebody says who was lost here is not obeyed, since lost is final: two parts of a world that
-were cut off from each other go on by themselves; only one that is left alone takes it to be true.
+were cut off from each other go on by themselves; only one that is left alone takes it to be true. Whether it is it
+hears by asking the others.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ log = logging.getLogger("actorrpc")
 _FIRST_WAY = -3 - (1 << 64)
 """Below the ways by which those who join are answered; see `services.porch`."""
 _WAITS_SECONDS = 60.0
-_AGAIN_SECONDS = 1.0
+_AGAIN_SECONDS, _AGAIN = 1.0, 0.25
+"""When a verdict is said again; or after this share of the time of silence, if that is less."""
+_OUT = "the others have taken this worker for lost"
 _NOBODY = 0xFFFFFFFF
 _NEVER = float("inf")
 
@@ -49,15 +53,20 @@ class Verdicts:
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._ways: dict[int, float] = {}
+        """Until when they stay open."""
+        self._again: set[int] = set()
+        """Ways by which it will be said again in a moment."""
         self._tellers: set[int] = set()
-        """Those who have said that this worker is lost; they need not hear the same in return."""
+        """Those who have said that this worker is lost; they need not hear the same in return, unless it holds for the
+        world.
+        """
         self._said = ""
         self.against = ""
 
     @property
     def speaks(self) -> bool:
         """Whether what this worker says of a loss holds for the whole world."""
-        return min(self._members(), default=-1) == self._worker.id
+        return not self.against and min(self._members(), default=-1) == self._worker.id
 
     def _members(self) -> list[int]:
         return [n for n, peer in list(self._worker.peers.items()) if peer.standing is Standing.MEMBER]
@@ -66,13 +75,30 @@ class Verdicts:
 
     def tell(self, peer: Peer) -> None:
         """Tells a peer that it was taken for lost here."""
-        worker, way = self._worker, _FIRST_WAY - peer.record.incarnation
-        now = worker.clock.now()
-        if peer.standing is not Standing.LOST or peer.record.id in self._tellers or not worker.open:
-            return
-        if now < self._ways.get(way, 0.0):
-            return
-        self._ways[way] = now + _AGAIN_SECONDS
+        way = _FIRST_WAY - peer.record.incarnation
+        if way not in self._again and self._say(peer, way):
+            self._again.add(way)
+            self._worker.keeper.after(self.again, lambda: self._say_again(peer, way))
+
+    def has_to_hear(self, peer: Peer) -> bool:
+        """Whether a peer that is lost here is to be told so by one who is out itself: if it was lost by a finding of
+        its own, which may be what has left it alone.
+        """
+        return peer.standing is Standing.LOST and peer.reason != _OUT
+
+    @property
+    def again(self) -> float:
+        """After how many seconds what is told of a loss is told again, as a message may have been lost."""
+        silence = self._worker.transport.silence
+        return min(_AGAIN_SECONDS, silence * _AGAIN) if silence else _AGAIN_SECONDS
+
+    def _say(self, peer: Peer, way: int) -> bool:
+        worker = self._worker
+        if peer.standing is not Standing.LOST or not worker.open:
+            return False
+        if peer.record.id in self._tellers and not self.speaks:
+            return False
+        self._ways[way] = worker.clock.now() + _WAITS_SECONDS
         words = json.dumps({"reason": peer.reason, "speaks": self.speaks}).encode()
         head = pack_fields(
             MARK, Kind.TELL, Flag.CONTROL, worker.id, worker.record.incarnation, 0, 0, _NOBODY, 0, 0, NO_CONTEXT, _NEVER
@@ -80,6 +106,11 @@ class Verdicts:
         worker.transport.dial(way, peer.record.endpoints)
         worker.transport.send(way, (head + words,))
         worker.keeper.after(_WAITS_SECONDS, lambda: self._close(way))
+        return True
+
+    def _say_again(self, peer: Peer, way: int) -> None:
+        self._again.discard(way)
+        self._say(peer, way)
 
     def _close(self, way: int) -> None:
         if self._ways.get(way, _NEVER) <= self._worker.clock.now():
@@ -129,16 +160,27 @@ class Verdicts:
             return
         if worker.ending or not worker.open:
             return
+        new = peer.record.id not in self._tellers
         self._tellers.add(peer.record.id)
         if speaks:
             self._said = f"{peer.record} says: {reason}"
         if speaks and peer.standing is Standing.MEMBER and peer.record.id < worker.id:
             self._condemned()
             for number in list(worker.peers):
-                worker.members.lose(number, "the others have taken this worker for lost")
-        else:
-            worker.members.lose(peer.record.id, f"it has taken this worker for lost: {reason}")
-            self.reconsider()
+                worker.members.lose(number, _OUT)
+            return
+        lost_it = peer.standing is Standing.LOST
+        worker.members.lose(peer.record.id, f"it has taken this worker for lost: {reason}")
+        self.reconsider()
+        if new and speaks and lost_it:
+            self._ask_all()
+            worker.keeper.after(worker.transport.silence / 2, self._ask_all)  # they may hear of it later than this one
+
+    def _ask_all(self) -> None:
+        doubts = self._worker.doubts
+        for number in self._members():
+            if number != self._worker.id and doubts.ask is not None:
+                doubts.ask(number, _AGAIN_SECONDS, doubts.new_question())
 
     def reconsider(self) -> None:
         """Sees whether this worker is left alone, and has been told why."""

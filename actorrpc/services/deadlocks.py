@@ -117,7 +117,7 @@ class Deadlocks:
         if worker.calls.pending:
             self._look_later()
         else:  # an idle worker is to sleep
-            worker.calls.next_sent = self._look_later
+            worker.calls.next_sent.append(self._look_later)
             if worker.calls.pending:  # it was sent before that could be seen
                 self._look_later()
 

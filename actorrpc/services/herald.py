@@ -74,21 +74,33 @@ class Herald:
             news()
 
     def _gone(self, peer: Peer) -> None:
-        worker, number = self._worker, peer.record.id
-        if worker.members.verdicts.against:
+        worker, number, verdicts = self._worker, peer.record.id, self._worker.members.verdicts
+        if verdicts.against:
+            if verdicts.has_to_hear(peer):
+                verdicts.tell(peer)
             return
         members = self._members()
         first = min(members, default=worker.id)
         if number < first:  # it was the herald
             self._reach(members if first == worker.id else [first])
+        self._spread(peer)
+        if peer.standing is Standing.LOST:  # that may have been lost, and with nothing after it no gap would show it
+            worker.keeper.after(verdicts.again, lambda: self._spread(peer))
+        # Not by others: the lost one would report its teller, and the herald might hear of that first.
+        if (first == worker.id or number < first) and peer.standing is Standing.LOST and not worker.ending:
+            verdicts.tell(peer)
+
+    def _spread(self, peer: Peer) -> None:
+        """Tells of an end: the herald all, and all others the herald, unless it is who has told of it."""
+        worker, number, members = self._worker, peer.record.id, self._members()
+        first = min(members, default=worker.id)
+        if worker.members.verdicts.against or not worker.open:
+            return
         if first == worker.id:
             for other in members:
                 self._tell(other, peer)
         elif number not in self._heard and peer.standing is Standing.LOST:
             self._tell(first, peer)
-        # Not by others: the lost one would report its teller, and the herald might hear of that first.
-        if (first == worker.id or number < first) and peer.standing is Standing.LOST and not worker.ending:
-            worker.members.verdicts.tell(peer)
 
     def _reach(self, numbers: list[int]) -> None:
         """Has the ends of workers noticed."""

@@ -293,6 +293,7 @@ class SimCluster:
         )
         store = self._stores.setdefault(options.init_method, SimStore())
         session = Session(worker, cast("SealedStore", store), options)
+        session.inquiries.start()
         of.sessions.append(session)
         for other in self.processes:
             if frozenset((of.name, other.name)) in self._cuts:

@@ -231,7 +231,7 @@ def test_what_came_while_it_was_stopped_is_run_only_by_one_who_is_a_member_yet(s
 # -- messages that come to harm
 
 
-def calls(faults: Faults, seed: int = 1) -> list[Any]:
+def calls(faults: Faults, seed: int = 1, silence: float | None = 10.0) -> list[Any]:
     """What becomes of twenty calls to one whose messages come to harm."""
 
     def body() -> list[Any]:
@@ -244,7 +244,7 @@ def calls(faults: Faults, seed: int = 1) -> list[Any]:
         faults.active = True
         return body()
 
-    with SimCluster(seed, faults=faults) as cluster:
+    with SimCluster(seed, faults=faults, silence=silence) as cluster:
         first = cluster.start(lasting, 0, 2, begin)
         cluster.start(lasting, 1, 2, lambda: time.sleep(2000.0))
         cluster.run()
@@ -260,11 +260,30 @@ def test_a_message_that_comes_twice_is_run_once() -> None:
 def test_a_message_that_is_missing_is_noticed_with_the_next_one(harm: str) -> None:
     faults = Faults()
     getattr(faults, harm)(kind="reply", skip=4, times=1)
-    found = calls(faults)
+    found = calls(faults, silence=None)
     assert found[:4] == [1, 2, 3, 4]
-    assert isinstance(found[4], rpc.RPCTimeoutError), "nothing came after it"
+    assert isinstance(found[4], rpc.RPCTimeoutError), "nothing came after it, and where silence is allowed nobody asks"
     assert all(isinstance(one, rpc.WorkerLostError) for one in found[5:])
     assert "messages 5 to 5 from it did not arrive" in str(found[5])
+
+
+@pytest.mark.parametrize("kind", ["request", "reply"])
+@pytest.mark.parametrize("harm", ["drop", "reorder"])
+def test_a_last_message_that_is_missing_is_noticed_by_the_question_of_who_waits(harm: str, kind: str) -> None:
+    faults = Faults()
+    getattr(faults, harm)(kind=kind, control=False, skip=4, times=1)
+    found = calls(faults)
+    assert found[:4] == [1, 2, 3, 4]
+    assert all(isinstance(one, rpc.WorkerLostError) for one in found[4:])
+    assert "did not arrive" in str(found[4])
+
+
+def test_who_waits_long_for_one_that_is_there_waits_on() -> None:
+    with SimCluster(1) as cluster:
+        first = cluster.start(lasting, 0, 2, lambda: rpc.rpc_sync(1, slowly, args=(100.0,), timeout=0))
+        cluster.start(lasting, 1, 2, lambda: time.sleep(200.0))
+        cluster.run()
+    assert first.value == "w1"
 
 
 def test_messages_that_are_late_are_waited_for() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 import actorrpc as rpc
 from actorrpc.errors import WorkerLostError
 from actorrpc.runtime.peers import Standing
-from actorrpc.testing import SimWorld
+from actorrpc.testing import Faults, SimWorld
 from actorrpc.wire.transport import News
 
 SIZE = 4
@@ -131,3 +132,87 @@ def test_two_parts_that_have_lost_each_other_both_go_on_and_one_that_is_alone_kn
                 for part in (here, there):
                     for rank in part:
                         assert bool(against(world, rank)) == (len(part) == 1), (seed, part, rank)
+
+
+# -- one message of those about a loss comes to harm
+
+HARMS: dict[str, dict[str, float]] = {"drop": {}, "reorder": {}, "repeat": {}, "delay": {"seconds": 2.0}}
+waiting: list[rpc.Future[None]] = []
+
+
+@rpc.functions.async_execution
+def wait_for_ever() -> rpc.Future[None]:
+    waiting.append(rpc.Future())
+    return waiting[-1]
+
+
+def of_two_minds(size: int, who: int, whom: int, waits: bool, faults: Faults) -> list[str]:
+    """One worker loses another, and what follows comes to harm. Returns who has not learnt within the time of silence
+    that another has taken it for lost, or waits yet for an answer that cannot come.
+    """
+    calls: dict[tuple[int, int], rpc.Future[Any]] = {}
+    pairs = list(itertools.permutations(range(size), 2))
+
+    def program(rank: int) -> None:
+        for other in range(size):
+            if other != rank and waits:
+                calls[rank, other] = rpc.rpc_async(other, wait_for_ever, timeout=0)
+            elif other != rank:
+                rpc.rpc_sync(other, abs, args=(-1,))
+
+    with SimWorld(size=size, seed=1, faults=faults) as world:
+        for session in world.sessions:
+            session.inquiries.start()
+        world.run(*(functools.partial(program, rank) for rank in range(size)))
+        world.settle(1.0)
+        faults.active = True
+        world.sessions[who].worker.members.lose(whom, "a gap")
+        world.settle(10.0)
+        faults.active = False
+        waiting.clear()
+        gone = {(a, b) for a, b in pairs if world.sessions[a].worker.peers[b].standing is Standing.LOST}
+        assert (who, whom) in gone
+        found = [f"{b} does not know that {a} has lost it" for a, b in gone if (b, a) not in gone]
+        return found + [f"{a} waits for {b}" for a, b in calls if (a, b) in gone and not calls[a, b].done()]
+
+
+def every_harm(size: int, pairs: list[tuple[int, int]], most: int = 100) -> None:
+    for (who, whom), waits, (harm, more) in itertools.product(pairs, (False, True), HARMS.items()):
+        for skip in range(most):
+            faults = Faults(active=False)
+            getattr(faults, harm)(skip=skip, times=1, **more)
+            assert not of_two_minds(size, who, whom, waits, faults), (who, whom, waits, harm, skip)
+            if not faults.done:  # there were not so many messages
+                break
+
+
+@pytest.mark.parametrize("who,whom", [(0, 1), (1, 0)])
+def test_of_two_workers_both_know_of_a_loss_whatever_one_message_comes_to_harm(who: int, whom: int) -> None:
+    every_harm(2, [(who, whom)])
+
+
+@pytest.mark.parametrize("who,whom", [(0, 2), (1, 0), (1, 2)])
+def test_of_three_workers_all_know_of_a_loss_whatever_one_message_comes_to_harm(who: int, whom: int) -> None:
+    every_harm(3, [(who, whom)])
+
+
+@pytest.mark.slow
+def test_of_four_workers_all_know_of_a_loss_whatever_one_message_comes_to_harm() -> None:
+    every_harm(4, list(itertools.permutations(range(4), 2)))
+
+
+def test_a_worker_that_waits_for_nobody_asks_nobody() -> None:
+    with SimWorld(size=2, seed=1) as world:
+        for session in world.sessions:
+            session.inquiries.start()
+
+        def call() -> None:
+            assert rpc.rpc_sync(1, abs, args=(-1,)) == 1
+
+        world.run(call)
+        world.settle(100.0)
+        sent = world.network.carried
+        world.settle(1000.0)
+        assert world.network.carried == sent
+        world.run(call)  # and it looks again
+        assert world.sessions[0].inquiries._will_look
