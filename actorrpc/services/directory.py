@@ -85,10 +85,8 @@ class Directory:
         return reason
 
     def _announce(self) -> None:
-        verdict = self._verdict()
-        for way in list(self.porch.ways):
-            if way not in self._guests or self.roster.refusal is not None:
-                self.porch.answer(way, verdict)
+        ways = self.porch.ways if self.roster.refusal is not None else self.porch.ways - self._guests
+        self.porch.answer_all(list(ways), self._verdict())
         if self.roster.refusal is None:
             Neighbours(self._worker, self.roster.devices())
             self._worker.members.admit(self.roster.records)
@@ -166,7 +164,8 @@ class Member:
         worker = self._worker
         if verb == "quiet?":
             worker.ending = True
-            counts = {n: (p.told, p.heard) for n, p in worker.peers.items() if n != worker.id}
+            # Of those it has spoken with: rank 0 holds all workers' counts at once, which else grew by the square.
+            counts = {n: (p.told, p.heard) for n, p in worker.peers.items() if n != worker.id and (p.told or p.heard)}
             worker.tell(
                 message.caller,
                 ENDING,
