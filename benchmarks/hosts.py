@@ -1,8 +1,8 @@
 """What large worlds would meet: ``python -m benchmarks.hosts`` counts messages and bytes in simulated worlds.
 
-Each worker is on a host of its own, and all that is above sockets is the real thing. What is counted is what the library
-sends by itself: while a world comes about, in a minute in which nobody does anything, when a worker is lost, when one
-joins or leaves, at the end. ZeroMQ's heartbeats are not among it: `heartbeats` works those out.
+Each worker is on a host of its own, and all that is above sockets is the real thing. What is counted is what the
+library sends by itself: while a world comes about, in a minute in which nobody does anything, when a worker is lost,
+when one joins or leaves, at the end. ZeroMQ's heartbeats are not among it: `heartbeats` works those out.
 """
 
 from __future__ import annotations
@@ -206,7 +206,8 @@ def table(counts: Sequence[Count]) -> str:
     """Returns the counts as a table."""
     lines = [f"{'workers':>8}  {'phase':22}{'messages':>10}{'kB':>12}{'rank 0':>9}{'another':>9}{'its ways':>9}"]
     lines += [
-        f"{c.workers:>8}  {c.phase:22}{c.messages:>10,}{c.kilobytes:>12,.0f}{c.of_rank_0:>9,}{c.of_another:>9,}{c.ways:>9,}"
+        f"{c.workers:>8,}  {c.phase:22}{c.messages:>10,}{c.kilobytes:>12,.0f}{c.of_rank_0:>9,}{c.of_another:>9,}"
+        f"{c.ways:>9,}"
         for c in sorted(counts, key=lambda c: list(dict.fromkeys(c.phase for c in counts)).index(c.phase))
     ]
     return "\n".join(lines)
@@ -230,7 +231,8 @@ def main(arguments: list[str] | None = None) -> int:
     print(table(counts))
     print()
     for size in dict.fromkeys(count.workers for count in counts):
-        print(f"heartbeats a second at rank 0 of {size:,}: {heartbeats(size - 1):,.0f}; at another: {heartbeats(1):.0f}")
+        beats = f"{heartbeats(size - 1):,.0f}; at another worker: {heartbeats(1):.0f}"
+        print(f"heartbeats a second at rank 0 of {size:,}: {beats}")
     if options.json:
         told: list[dict[str, Any]] = [asdict(count) for count in counts]
         options.json.write_text(json.dumps(told, indent=1) + "\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import platform
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
 
 ELASTIC = 0
 """The size of a world in which workers come and go."""
-_SHOWN, _TOLD = 4, 32
+_SHOWN = 4
+_TOLD = 32
+"""How many are named to those who wait, and ask twice a second."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,7 @@ class Roster:
         self.world_size = world_size
         self.hellos: dict[int, Hello] = {}
         self._names: dict[str, Record] = {}
+        self._missing = dict.fromkeys(range(world_size))
         self.refusal: str | None = None
         """Why the world cannot come about; final."""
         self.about_devices = False
@@ -101,14 +105,13 @@ class Roster:
     @property
     def missing(self) -> list[int]:
         """The ranks that have not joined."""
-        return [rank for rank in range(self.world_size) if rank not in self.hellos]
+        return list(self._missing)
 
     def status(self) -> str:
-        """Says in words who is missing and who is there; of many, some, since all who wait are told twice a second."""
-        ranks, missing = sorted(self.hellos), self.missing
-        there = _some([str(self.hellos[rank].record) for rank in ranks[:_TOLD]], len(ranks))
-        lack = _some(list(map(str, missing[:_TOLD])), len(missing))
-        return f"missing rank{'s' if len(missing) > 1 else ''} {lack}; joined: {there or 'nobody'}"
+        """Says in words who is missing and who is there."""
+        came = (self.hellos[rank].record for rank in sorted(itertools.islice(self.hellos, _TOLD)))
+        there, lack = some(came, len(self.hellos)), some(self._missing, len(self._missing))
+        return f"missing rank{'s' if len(self._missing) > 1 else ''} {lack}; joined: {there or 'nobody'}"
 
     def hello(self, hello: Hello) -> str | None:
         """Takes a worker in, or returns why not. The same worker may come again.
@@ -127,6 +130,7 @@ class Roster:
         if reason is None:
             self.hellos[hello.record.id] = hello
             self._names[hello.record.name] = hello.record
+            del self._missing[hello.record.id]
             if self.complete:
                 self.refusal = devices.fault_between(self.devices())
                 self.about_devices = self.refusal is not None
@@ -202,7 +206,9 @@ def _what_counts(what: str, version: str) -> str:
     return ".".join(version.split(".")[:2]) if what == "python" else version.split("+")[0]
 
 
-def _some(shown: list[str], number: int) -> str:
+def some(of: Iterable[object], number: int) -> str:
+    """Lists things in words; of a large number, the first ones, and how many more there are."""
+    shown = [str(each) for each in itertools.islice(of, _TOLD)]
     return ", ".join(shown) + (f" and {number - len(shown)} more" if number > len(shown) else "")
 
 
