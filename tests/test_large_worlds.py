@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import zmq
 
 import actorrpc as rpc
 from actorrpc.services import porch
 from actorrpc.services.porch import Porch
+from actorrpc.services.descriptors import _EACH
 from actorrpc.testing import Faults, Passing, SimCluster
+from actorrpc.wire.zeromq import ZmqTransport
 from benchmarks import hosts
 from benchmarks.hosts import Count
+from tests.checks import until
 
 SIZES = (8, 32)
 
@@ -98,3 +104,28 @@ def test_a_long_answer_that_was_lost_is_sent_again(monkeypatch: pytest.MonkeyPat
         cluster.run(60.0)
     assert [process.value for process in cluster.processes] == [0, 1, 2]
     assert len(long) == (1 if elastic else 3)  # elastic: the first has left meanwhile, and the list is shorter
+
+
+# -- descriptors
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="counts in /proc")
+def test_a_peer_of_another_host_takes_one_descriptor_less_than_is_allowed_for() -> None:
+    number = 8
+    with contextlib.ExitStack() as stack:
+        context = stack.enter_context(zmq.Context())
+        router = stack.enter_context(context.socket(zmq.ROUTER))
+        port = router.bind_to_random_port("tcp://127.0.0.1")
+        dealers = [stack.enter_context(context.socket(zmq.DEALER)) for _ in range(number)]
+        transport = ZmqTransport(ipc=False)
+        stack.callback(transport.close)
+        transport.attend(0, os.getpid())  # so that the thread that looks out is there
+        before = len(os.listdir("/proc/self/fd"))
+        for peer in range(1, number + 1):
+            transport.dial(peer, [f"tcp://127.0.0.1:{port}"])
+        for dealer in dealers:
+            dealer.connect(transport.endpoints[-1])
+            dealer.send(b"x")
+        for _ in dealers:  # both ends of its connections are in this process
+            assert transport.receive(30.0) is not None
+        until(lambda: len(os.listdir("/proc/self/fd")) - before == number * (_EACH - 1 + 2), 30)
