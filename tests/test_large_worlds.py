@@ -12,8 +12,8 @@ import zmq
 
 import actorrpc as rpc
 from actorrpc.services import porch
-from actorrpc.services.porch import Porch
 from actorrpc.services.descriptors import _EACH
+from actorrpc.services.porch import Porch
 from actorrpc.testing import Faults, Passing, SimCluster
 from actorrpc.wire.zeromq import ZmqTransport
 from benchmarks import hosts
