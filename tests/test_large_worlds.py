@@ -15,6 +15,7 @@ from actorrpc.services import porch
 from actorrpc.services.descriptors import _EACH
 from actorrpc.services.porch import Porch
 from actorrpc.testing import Faults, Passing, SimCluster
+from actorrpc.testing.cluster import SimStore
 from actorrpc.wire.zeromq import ZmqTransport
 from benchmarks import hosts
 from benchmarks.hosts import Count
@@ -104,6 +105,28 @@ def test_a_long_answer_that_was_lost_is_sent_again(monkeypatch: pytest.MonkeyPat
         cluster.run(60.0)
     assert [process.value for process in cluster.processes] == [0, 1, 2]
     assert len(long) == (1 if elastic else 3)  # elastic: the first has left meanwhile, and the list is shorter
+
+
+def test_who_is_answered_leaves_the_store_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: Any = SimStore.read
+    reads = 0
+
+    def counted(self: SimStore, deadline: float) -> bytes | None:
+        nonlocal reads
+        reads += 1
+        found: bytes | None = read(self, deadline)
+        return found
+
+    monkeypatch.setattr(SimStore, "read", counted)
+    with SimCluster(1) as cluster:
+        for rank in range(4):
+            cluster.start(made_of(5), rank, host=f"h{rank}", name=f"w{rank}")
+        cluster.run_until(lambda: cluster.now >= 20.0)
+        begun = reads
+        cluster.run_until(lambda: cluster.now >= 40.0)
+        assert reads - begun <= 3 * 5  # three wait, and ask twice a second
+        cluster.start(made_of(5), 4, host="h4", name="w4")
+        cluster.run(60.0)
 
 
 # -- descriptors
