@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 SIZES, FEW = (16, 64, 256, 1000), (16, 64)
 IDLE_SECONDS = 60.0
 _PATIENCE = 600.0
+_ALL_LEAVE_UP_TO = 64
+"""Each tells all others then, which takes minutes to simulate for many."""
 
 
 @dataclass
@@ -177,7 +179,7 @@ def of_fixed_size(size: int, seed: int = 1) -> list[Count]:
 
 
 def elastic(size: int, seed: int = 1) -> list[Count]:
-    """An elastic world: workers come all at once, one more joins, one leaves."""
+    """An elastic world: workers come all at once, one more joins, one leaves; then all, where they are few."""
     with SimCluster(seed) as cluster:
         meter, crowd = Meter(cluster), _Crowd(cluster, None)
         crowd.start(0)
@@ -194,6 +196,10 @@ def elastic(size: int, seed: int = 1) -> list[Count]:
             crowd.dismissed.add(size - 1)
             crowd.until(lambda: not crowd.processes[size - 1].alive)
             _let_pass(cluster, 2.0)
+        if size <= _ALL_LEAVE_UP_TO:
+            crowd.dismissed.update(range(size))
+            with meter.phase(size, "elastic: all leave"):
+                cluster.run(_PATIENCE)
     return meter.counts
 
 
