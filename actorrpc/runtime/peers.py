@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +50,7 @@ class Record:
 
     def to_json(self) -> dict[str, Any]:
         """Returns it as plain data."""
-        return asdict(self)
+        return dict(vars(self))
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> Record:

@@ -15,8 +15,10 @@ except ImportError:  # Windows, which has no such limit
 log = logging.getLogger("actorrpc")
 _OWN = 32
 """What a worker takes for itself, about."""
-_EACH = 4
-"""What each peer takes that it talks to: a connection each way, a socket's mailbox, the watch on its process."""
+_EACH = 6
+"""What each peer takes that it talks to, at most: a connection each way, the mailboxes of a socket and of the two that
+tell of its connection, the watch on its process. One of another host has no such watch; a direct way takes three.
+"""
 
 
 def check_descriptors(who: str, rank: int, world_size: int) -> None:

@@ -49,6 +49,8 @@ class Directory:
         """Takes the greetings of guests, once all have joined."""
         self._guests: set[int] = set()
         """The ways to those who came before then."""
+        self._said = b""
+        """The verdict, as it was sent."""
         self._worker = worker
         self.porch = Porch(worker, session, self._come)
         worker.services[Directory] = self
@@ -74,8 +76,10 @@ class Directory:
         reason = self._take(hello)
         if reason is None and not self.roster.complete:
             self.porch.answer(way, {"status": self.roster.status()})
-        elif self.joined.done:  # it asks again, so the first answer was lost; or it came too late
-            self.porch.answer(way, self._verdict() if reason == self.roster.refusal else {"refused": reason})
+        elif self.joined.done and reason != self.roster.refusal:  # it came too late
+            self.porch.answer(way, {"refused": reason})
+        elif self.joined.done and not self.porch.is_under_way(way):  # it asks again, so the first answer was lost
+            self.porch.send((way,), self._said)
         self._see_who_was_told()
 
     def _take(self, hello: Hello) -> str | None:
@@ -85,10 +89,9 @@ class Directory:
         return reason
 
     def _announce(self) -> None:
-        verdict = self._verdict()
-        for way in list(self.porch.ways):
-            if way not in self._guests or self.roster.refusal is not None:
-                self.porch.answer(way, verdict)
+        ways = self.porch.ways if self.roster.refusal is not None else self.porch.ways - self._guests
+        self._said = self.porch.written(self._verdict())
+        self.porch.send(list(ways), self._said)
         if self.roster.refusal is None:
             Neighbours(self._worker, self.roster.devices())
             self._worker.members.admit(self.roster.records)
@@ -166,7 +169,8 @@ class Member:
         worker = self._worker
         if verb == "quiet?":
             worker.ending = True
-            counts = {n: (p.told, p.heard) for n, p in worker.peers.items() if n != worker.id}
+            # Of those it has spoken with: rank 0 holds all workers' counts at once, which else grew by the square.
+            counts = {n: (p.told, p.heard) for n, p in worker.peers.items() if n != worker.id and (p.told or p.heard)}
             worker.tell(
                 message.caller,
                 ENDING,

@@ -23,7 +23,7 @@ from actorrpc.services.objects import Objects
 from actorrpc.services.porch import Porch
 from actorrpc.services.residents import IDS, Objection, Residents
 from actorrpc.services.roster import ELASTIC as ANY_SIZE
-from actorrpc.services.roster import differences
+from actorrpc.services.roster import differences, some
 from actorrpc.wire.envelope import Flag
 
 if TYPE_CHECKING:
@@ -250,8 +250,8 @@ class Door:
                 self._porch.answer_last(way, refusal)
         elif any(known.id == other.record.id for other in (*self._waiting, *self._batch)):
             self._porch.answer(way, {"status": self._status()})
-        else:  # it asks again, so the answer was lost
-            self._porch.answer_last(way, self._verdict(known.id))
+        elif not self._porch.is_under_way(way):  # it asks again, so the answer was lost
+            self._porch.answer_last(way, {"id": known.id}, self._world())
 
     def _objection(self, hello: Hello) -> Objection | None:
         if self._shut:
@@ -312,22 +312,24 @@ class Door:
         if not self._batch or self._awaited:
             return
         batch, self._batch = self._batch, []
+        world = self._world()
         for hello in batch:
-            self._porch.answer_last(self._porch.way_of(hello), self._verdict(hello.record.id))
+            self._porch.answer_last(self._porch.way_of(hello), {"id": hello.record.id}, world)
         self._begin_round()
 
-    def _verdict(self, number: int) -> dict[str, Any]:
+    def _world(self) -> bytes:
+        """Writes what all newcomers are told alike."""
         peers = [self._worker.peers[n] for n in _members(self._worker)]
         devices = {n: d.to_json() for n, d in self._residents.devices().items() if d != NO_DEVICES}
-        return {
-            "id": number,
+        told: dict[str, Any] = {
             "members": [peer.record.to_json() for peer in peers],
             "leaving": [peer.record.id for peer in peers if peer.leaving],
             "devices": devices,
         }
+        return json.dumps(told).encode()
 
     def _status(self) -> str:
-        late = ", ".join(str(self._worker.peers[n].record) for n in sorted(self._awaited))
+        late = some((self._worker.peers[n].record for n in sorted(self._awaited)), len(self._awaited))
         return f"it is about to be let in; who has not taken note of it yet: {late or 'nobody'}"
 
     def _handle(self, message: Message) -> None:

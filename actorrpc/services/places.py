@@ -9,6 +9,8 @@ Seen with torch 2.13, and the reason for the shape of this file:
   that is no store. So both are looked at first.
 - A ``FileStore`` made for a world of n deletes the file when nobody has it open any more and n have closed it; made
   without a size (-1), never.
+- A server asks the resolver for the name of each who connects, one after the other, with 5 s for a lost answer. It
+  listens by IPv6, where nobody knows ``::ffff:127.0.0.1``; so on loopback it is given a socket of IPv4 (``_listener``).
 - ``wait_for_workers`` counts in the store, where a process group on the same port counts too. So it is off.
 
 Everything here may block, and runs in an attempt that can be given up.
@@ -107,6 +109,7 @@ class TcpPlace:
             wait_for_workers=False,
             multi_tenant=True,
             use_libuv=self._use_libuv,
+            master_listen_fd=None if is_ours else _listener(self._name, self._port),
         )
 
 
@@ -266,6 +269,21 @@ def why_unbindable(port: int) -> str | None:
         except OSError as exc:
             problem = exc.strerror or str(exc)
     return problem
+
+
+def _listener(name: str, port: int) -> int | None:
+    """A socket for a server on loopback, whose clients ``/etc/hosts`` has a name for; None where it is not for IPv4."""
+    try:
+        found = {str(where[0]) for _, _, _, _, where in socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)}
+        if port == 0 or os.name != "posix" or not all(address.startswith("127.") for address in found):
+            return None
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listening:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind(("0.0.0.0", port))
+            listening.listen(2048)
+            return listening.detach()  # the server's from now on
+    except OSError:  # torch says it better
+        return None
 
 
 def _is_served_here(port: int) -> bool:

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 from actorrpc.services.roster import Hello
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from actorrpc.runtime.worker import Worker
 
 log = logging.getLogger("actorrpc")
 _LAST_SECONDS = 5.0
+_LONG, _AGAIN_SECONDS = 1 << 16, 2.0
 
 
 class Porch:
@@ -34,6 +35,8 @@ class Porch:
     def __init__(self, worker: Worker, session: str, come: Callable[[Hello, int], None]) -> None:
         self._worker, self._session, self._come = worker, session, come
         self.ways: set[int] = set()
+        self._next: dict[int, float] = {}
+        """When those who have been sent a long answer may be sent another."""
         worker.greeted = self._greeted
 
     def _greeted(self, data: bytes) -> None:
@@ -58,12 +61,32 @@ class Porch:
 
     def answer(self, way: int, answer: Mapping[str, Any]) -> None:
         """Sends an answer, if the way is open."""
-        with contextlib.suppress(KeyError):  # hung up meanwhile: it has had its answer
-            self._worker.greet(way, json.dumps({"session": self._session, **answer}).encode())
+        self.send((way,), self.written(answer))
 
-    def answer_last(self, way: int, answer: Mapping[str, Any]) -> None:
+    def written(self, answer: Mapping[str, Any], more: bytes = b"") -> bytes:
+        """Writes an answer. `more`: what else is in it, JSON of an object with parts; that of many answers alike, since
+        the list of a large world takes milliseconds to write.
+        """
+        data = json.dumps({"session": self._session, **answer}).encode()
+        return data[:-1] + b", " + more[1:] if more else data
+
+    def send(self, ways: Iterable[int], data: bytes) -> None:
+        """Sends what is written along those of some ways that are open."""
+        for way in ways:
+            with contextlib.suppress(KeyError):  # hung up meanwhile: it has had its answer
+                self._worker.greet(way, data)
+                if len(data) > _LONG:
+                    self._next[way] = self._worker.clock.now() + _AGAIN_SECONDS
+
+    def is_under_way(self, way: int) -> bool:
+        """Whether a long answer was sent just now: who asks again may not have got it yet. With another one each time,
+        the answers to a large world would never end.
+        """
+        return self._worker.clock.now() < self._next.get(way, 0.0)
+
+    def answer_last(self, way: int, answer: Mapping[str, Any], more: bytes = b"") -> None:
         """Sends an answer after which there is no other; the way stays open for a while, in case it gets lost."""
-        self.answer(way, answer)
+        self.send((way,), self.written(answer, more))
         self._worker.keeper.after(_LAST_SECONDS, lambda: self.close(way))
 
     def close(self, *ways: int) -> None:
@@ -71,3 +94,4 @@ class Porch:
         for way in ways or list(self.ways):
             self._worker.transport.hang_up(way, 1.0)
             self.ways.discard(way)
+            self._next.pop(way, None)

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("actorrpc")
 _WAY = -1
 _GREET_SECONDS = 0.5
+_LOOK_SECONDS = 5.0
+"""Between two looks at the hint of a rank 0 that answers: the store of a large world would have no rest otherwise."""
 _QUIET_SECONDS = 20.0
 """For how long a worker waits for others without a word: somebody may sit before it."""
 _REFUSAL_SECONDS = 5.0
@@ -164,12 +166,13 @@ class _Joining:
         """Greets whoever the hint names until there is a verdict, or time has run out."""
         worker, now = self._worker, self._worker.clock.now
         hint: bytes | None = None
-        quiet = now() + _QUIET_SECONDS
+        quiet, look = now() + _QUIET_SECONDS, 0.0
         while not self._verdict.done and now() < deadline:
-            latest = self._store.read(deadline)
-            if latest is not None and latest != hint:
-                hint = latest
-                self._dial(hint)
+            if self._heard < now() - _SILENCE_SECONDS or now() >= look:
+                latest, look = self._store.read(deadline), now() + _LOOK_SECONDS
+                if latest is not None and latest != hint:
+                    hint = latest
+                    self._dial(hint)
             if hint is not None and self._session:
                 self._greet()
             worker.wait(self._verdict, min(deadline, now() + _GREET_SECONDS), lead=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import platform
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 ELASTIC = 0
 """The size of a world in which workers come and go."""
 _SHOWN = 4
+_TOLD = 32
+"""How many are named to those who wait, and ask twice a second."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,8 @@ class Roster:
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size
         self.hellos: dict[int, Hello] = {}
+        self._names: dict[str, Record] = {}
+        self._missing = dict.fromkeys(range(world_size))
         self.refusal: str | None = None
         """Why the world cannot come about; final."""
         self.about_devices = False
@@ -100,15 +105,13 @@ class Roster:
     @property
     def missing(self) -> list[int]:
         """The ranks that have not joined."""
-        return [rank for rank in range(self.world_size) if rank not in self.hellos]
+        return list(self._missing)
 
     def status(self) -> str:
         """Says in words who is missing and who is there."""
-        there = ", ".join(str(self.hellos[rank].record) for rank in sorted(self.hellos))
-        missing = self.missing
-        return (
-            f"missing rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}; joined: {there or 'nobody'}"
-        )
+        came = (self.hellos[rank].record for rank in sorted(itertools.islice(self.hellos, _TOLD)))
+        there, lack = some(came, len(self.hellos)), some(self._missing, len(self._missing))
+        return f"missing rank{'s' if len(self._missing) > 1 else ''} {lack}; joined: {there or 'nobody'}"
 
     def hello(self, hello: Hello) -> str | None:
         """Takes a worker in, or returns why not. The same worker may come again.
@@ -126,6 +129,8 @@ class Roster:
             self.about_devices = reason is not None and not self.complete
         if reason is None:
             self.hellos[hello.record.id] = hello
+            self._names[hello.record.name] = hello.record
+            del self._missing[hello.record.id]
             if self.complete:
                 self.refusal = devices.fault_between(self.devices())
                 self.about_devices = self.refusal is not None
@@ -151,13 +156,13 @@ class Roster:
                 f"two workers have rank {record.id}: {known.record} and {record}; each worker needs a rank of its own, "
                 f"and each of two programs an address of its own"
             )
-        for other in self.records:
-            if other.name == record.name:
-                low, high = sorted((other, record), key=lambda r: r.id)
-                return (
-                    f'RPC worker name "{record.name}" is not unique. Workers {low.id} and {high.id} share the same '
-                    f"name (hosts {low.host} and {high.host}, pids {low.pid} and {high.pid})"
-                )
+        other = self._names.get(record.name)
+        if other is not None:
+            low, high = sorted((other, record), key=lambda r: r.id)
+            return (
+                f'RPC worker name "{record.name}" is not unique. Workers {low.id} and {high.id} share the same '
+                f"name (hosts {low.host} and {high.host}, pids {low.pid} and {high.pid})"
+            )
         return None
 
     def devices(self) -> dict[str, Devices]:
@@ -199,6 +204,12 @@ def mixture(who: str) -> str:
 def _what_counts(what: str, version: str) -> str:
     """Leaves out of a version what does not matter to pickles: Python's last number, torch's kind of build."""
     return ".".join(version.split(".")[:2]) if what == "python" else version.split("+")[0]
+
+
+def some(of: Iterable[object], number: int) -> str:
+    """Lists things in words; of a large number, the first ones, and how many more there are."""
+    shown = [str(each) for each in itertools.islice(of, _TOLD)]
+    return ", ".join(shown) + (f" and {number - len(shown)} more" if number > len(shown) else "")
 
 
 def _listed(records: list[Record]) -> str:

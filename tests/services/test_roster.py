@@ -161,3 +161,13 @@ def test_a_record_comes_through_json_with_every_field() -> None:
     assert Record.from_json(json.loads(json.dumps(given.to_json()))) == given
     plain = {field.name: field.default for field in dataclasses.fields(Record)}
     assert all(getattr(given, name) != default for name, default in plain.items()), "a new field has its default here"
+
+
+def test_of_many_workers_the_first_are_named_and_the_others_counted() -> None:
+    roster = Roster(1000)
+    for rank in range(900):
+        roster.hello(hello(rank, size=1000))
+    assert "901, 902" in roster.status()
+    assert "and 68 more; joined: " in roster.status()
+    assert roster.status().endswith("and 868 more")
+    assert len(roster.status()) < 4000
