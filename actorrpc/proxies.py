@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 from actorrpc.errors import BackpressureTimeoutError, WorkerLostError
@@ -13,9 +14,12 @@ from actorrpc.wire.codec import mentions_main
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
 
     from actorrpc.rref import RRef
+    from actorrpc.runtime.worker import Worker
     from actorrpc.services.handles import Dressed, OwnerHandle, UserHandle
+    from actorrpc.wire.envelope import Frame
 
 ASKED = frozenset((ASYNC_MARK, "__func__", "__name__", "__qualname__", "__torch_function__", "__wrapped__"))
 """Attributes that Python, torch and this library look for on anything callable; no proxy has them."""
@@ -146,7 +150,15 @@ def call_all(
             ),
         )
 
-    return [_or_failed(lambda r=ref: send(r._handle)) for ref in refs]  # type: ignore[misc]
+    with sharing(worker, refs, frames):
+        return [_or_failed(lambda r=ref: send(r._handle)) for ref in refs]  # type: ignore[misc]
+
+
+def sharing(worker: Worker, refs: Sequence[RRef[Any]], frames: Sequence[Frame]) -> AbstractContextManager[object]:
+    """Has the large arguments of a call that several references get from this thread written once for all."""
+    if len(frames) == 1 or len(refs) == 1:
+        return contextlib.nullcontext()
+    return worker.transport.sharing([ref._handle.owner for ref in refs], frames)
 
 
 def _or_failed(send: Callable[[], Future[Any]]) -> Future[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ from actorrpc.testing.faults import Faults
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
 
     from actorrpc.testing.simulation import Simulation, Task
     from actorrpc.wire.envelope import Frame
@@ -144,6 +146,9 @@ class SimTransport:
 
     def is_local(self, peer: int) -> bool:
         return False
+
+    def sharing(self, peers: Sequence[int], frames: Sequence[Frame]) -> AbstractContextManager[object]:
+        return contextlib.nullcontext()
 
     def flush(self) -> None:
         pass

@@ -1,6 +1,7 @@
 """The receiving end of shared memory along direct ways: makes segments, lends them, and takes them back.
 
-The rules (SG1 to SG4) stand in `wire.segments`.
+The rules (SG1 to SG4) stand in `wire.segments`, those of segments that are the sender's own (SG5, SG6) in
+`wire.commons`.
 """
 
 from __future__ import annotations
@@ -11,22 +12,31 @@ import logging
 import mmap
 import os
 import socket
+import struct
+import threading
 import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from actorrpc.wire.segments import (
     AVAILABLE,
+    COMMON,
     DROP,
     FREE,
     GONE,
     GRANTED,
     HOW,
     NEWS,
+    OPEN,
+    OPENED,
     REFUSED,
     WANT,
     array_over,
+    forget_changes,
     map_memory,
+    open_of_peer,
     places_of,
     unmap,
 )
@@ -40,6 +50,13 @@ log = logging.getLogger("actorrpc")
 _KEPT_FROM = 1 << 16
 """Bytes below which a frame is copied out of its segment, so as not to hold it."""
 _MAP_FIXED = 0x10
+_MOST_COMMON = 32
+"""Segments of the sender's own that are opened for one way."""
+_COPIES = 31
+"""How many messages are copied out of such segments, once the receiver has changed most of one: to write to what is
+shared costs a page fault for every page, and several times as much as the copy.
+"""
+_CREDENTIALS = struct.Struct("3i")
 
 
 class Room:
@@ -55,29 +72,36 @@ class Room:
         """Sizes, by descriptor. Finalizers take out what is gone."""
         self._most = _half_of_descriptors()
         self._told = False
+        # Reentrant: the collector may run a finalizer of the user's, which sends, at any point in here.
+        self._lock = threading.RLock()
 
-    def make(self, size: int) -> int:
-        """Makes a segment; returns its descriptor.
+    def make(self, size: int, name: str = "actorrpc") -> int:
+        """Makes a segment; returns its descriptor. From any thread.
+
+        Arguments:
+            size: bytes.
+            name: what it is called in /proc, for people.
 
         Raises:
             OSError: it is not to be had, which is logged once.
         """
-        held = list(self.segments.values())
-        if sum(held) + size > self.limit or len(held) >= self._most:
-            raise BlockingIOError("all the memory for large tensors is in use")
-        try:
-            fd = os.memfd_create("actorrpc", os.MFD_CLOEXEC)
-        except OSError as e:
-            self.failed(e)
-            raise
-        try:
-            os.ftruncate(fd, size)
-        except OSError as e:
-            os.close(fd)
-            self.failed(e)
-            raise
-        self.segments[fd] = size
-        return fd
+        with self._lock:
+            held = list(self.segments.values())
+            if sum(held) + size > self.limit or len(held) >= self._most:
+                raise BlockingIOError("all the memory for large tensors is in use")
+            try:
+                fd = os.memfd_create(name, os.MFD_CLOEXEC)
+            except OSError as e:
+                self.failed(e)
+                raise
+            try:
+                os.ftruncate(fd, size)
+            except OSError as e:
+                os.close(fd)
+                self.failed(e)
+                raise
+            self.segments[fd] = size
+            return fd
 
     def failed(self, error: OSError) -> None:
         """Logs that there is no shared memory, the first time."""
@@ -121,11 +145,15 @@ class Shelf:
         self._pid = os.getpid()
         self._open = True
         self._telling: list[None] = []
+        self._copies = 0
+        """How many more messages are copied out of common segments."""
 
-    def order(self, what: int, number: int, size: int) -> None:
+    def order(self, what: int, number: int, size: int, inode: int, fd: int) -> None:
         """Does what the peer asks for. Under leadership."""
         if what == WANT and number not in self._segments and size > 0:
             self._make(number, size)
+        elif what == OPEN and number >= COMMON and number not in self._segments and size > 0:
+            self._open_common(number, size, inode, fd)
         elif what == DROP:
             segment = self._segments.get(number)
             if segment is not None and segment.loan is None:
@@ -150,6 +178,25 @@ class Shelf:
             del self._segments[number]
             segment.drop(self._room)
 
+    def _open_common(self, number: int, size: int, inode: int, fd: int) -> None:
+        try:
+            if sum(n >= COMMON for n in list(self._segments)) >= _MOST_COMMON:
+                raise BlockingIOError("too many segments of one peer's")
+            peer = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+            own = open_of_peer(_CREDENTIALS.unpack(peer)[0], fd, inode, size)
+            try:
+                address = map_memory(own, size, mmap.MAP_PRIVATE)
+            finally:
+                os.close(own)
+        except OSError as e:
+            log.debug("a segment for several cannot be opened: %s", e)
+            self._tell(REFUSED, number)
+            return
+        segment = self._segments[number] = _Segment(number, size, -1, address)
+        if not self._tell(OPENED, number):
+            del self._segments[number]
+            segment.drop(self._room)
+
     def take(self, number: int, sizes: Sequence[int]) -> list[Frame] | None:
         """Lends the frames of a message that lies in a segment. Returns None where there is no such thing."""
         segment = self._segments.get(number)
@@ -159,11 +206,15 @@ class Shelf:
         memory = array_over(segment.address, segment.size)
         whole = memoryview(memory.data)
         frames: list[Frame] = []
-        kept = False
+        kept, copied = False, bool(self._copies) and number >= COMMON
+        if copied:
+            self._copies -= 1
         for place, size in zip(places, sizes, strict=True):
             frame = whole[place : place + size]
             if size < _KEPT_FROM:
                 frame = memoryview(bytearray(frame))
+            elif copied:
+                frame = np.array(frame).data
             else:
                 kept = True
             frames.append(frame)
@@ -185,6 +236,8 @@ class Shelf:
             segment.drop(self._room)
             self._tell(GONE, segment.number)
         else:
+            if segment.fd < 0 and forget_changes(segment.address, segment.size) > segment.size // 2:
+                self._copies = _COPIES
             segment.loan = None
             self._tell(FREE, segment.number)
             if self._is_closed():  # just now; then it still seemed to be on loan
@@ -225,6 +278,9 @@ class Shelf:
 class _Segment:
     """A segment at its owner's.
 
+    Arguments:
+        fd: its descriptor; -1: it is the sender's own, and mapped privately here.
+
     Attributes:
         loan: of its memory, while a message or what was read of it lies there.
         retired: whether a forked child may see it, so that it is not filled again.
@@ -244,12 +300,15 @@ class _Segment:
         with contextlib.suppress(IndexError):
             self._live.pop()
             unmap(self.address, self.size)
-            room.give_back(self.fd)
+            if self.fd >= 0:
+                room.give_back(self.fd)
 
     def retire(self) -> None:
         """Makes what it holds this process's own, in its place, and that of children which it forks from now on."""
         if not self.retired:
             self.retired = True
+            if self.fd < 0:  # it is mapped like that from the beginning
+                return
             map_memory(self.fd, self.size, mmap.MAP_PRIVATE | _MAP_FIXED, self.address)
 
 
