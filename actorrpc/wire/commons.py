@@ -122,7 +122,7 @@ class Commons:
         if segment is None:
             return None
         for way in offered:
-            way.order(order(OPEN, segment.number, segment.size, segment.inode, segment.fd))
+            way.order(order(OPEN, segment.number, segment.size, segment.device, segment.inode, segment.fd))
         return segment if segment.busy else None
 
     def share(self, way: Outgoing, frames: Sequence[Frame]) -> int:
@@ -263,12 +263,14 @@ class _Common:
     """
 
     __slots__ = (
-        "address", "busy", "fd", "held", "inode", "known", "memory", "number", "offered", "size", "spoiled", "used",
+        "address", "busy", "device", "fd", "held", "inode", "known", "memory", "number", "offered", "size", "spoiled",
+        "used",
     )  # fmt: skip
 
     def __init__(self, number: int, size: int, fd: int, address: int) -> None:
         self.number, self.size, self.fd, self.address = number, size, fd, address
-        self.inode = os.fstat(fd).st_ino
+        found = os.fstat(fd)
+        self.device, self.inode = found.st_dev, found.st_ino
         self.memory = array_over(address, size)
         self.known: set[Outgoing] = set()
         self.offered: set[Outgoing] = set()

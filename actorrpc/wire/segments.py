@@ -27,7 +27,7 @@ import stat
 import struct
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -41,9 +41,9 @@ AVAILABLE = hasattr(os, "memfd_create") and hasattr(socket, "MSG_CMSG_CLOEXEC")
 """Whether this system has what it takes."""
 LARGE: Final = 256 * 1024
 """Bytes from which the buffers of a message go into a segment: below, the socket is as fast."""
-ORDER: Final = struct.Struct("<IIQQI")
+ORDER: Final = struct.Struct("<IIQQQI")
 """What a sender asks for, along the way: what, the segment's number, its size; of one that is the sender's own also its
-inode and its descriptor there.
+device, its inode, and its descriptor there.
 """
 WANT, DROP, OPEN = 1, 2, 3
 """Orders: make that segment; I have let go of it; open that one, which is mine."""
@@ -98,29 +98,37 @@ def unmap(address: int, size: int) -> None:
     _munmap(address, size)
 
 
-def open_of_peer(pid: int, fd: int, inode: int, size: int) -> int:
-    """Opens a peer's segment to read; returns the descriptor.
+class Place(NamedTuple):
+    """Where shared memory without a name is: the process and its descriptor, and what they must lead to. On one kernel
+    no two files have the same device and inode, so these prove it, also where processes have other numbers over there.
+    """
 
-    Arguments:
-        pid, fd: of the peer, as they are seen here.
-        inode, size: what they must lead to. On one kernel no two segments have the same inode, so it is a proof, also
-            where processes have other numbers over there.
+    pid: int
+    fd: int
+    device: int
+    inode: int
+    size: int
+
+
+def open_of_peer(place: Place, how: int) -> int:
+    """Opens another process's shared memory (`how`: os.O_RDONLY or os.O_RDWR); returns the descriptor.
 
     Raises:
         OSError: it cannot be had here.
     """
-    path = f"/proc/{pid}/fd/{fd}"
-    if not _is_segment(os.stat(path), inode, size):  # before: to open something else might have effects
-        raise FileNotFoundError(f"{path} is not the segment that was meant")
-    own = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    if _is_segment(os.fstat(own), inode, size):
+    path = f"/proc/{place.pid}/fd/{place.fd}"
+    if not _is_at(place, os.stat(path)):  # before: to open something else might have effects
+        raise FileNotFoundError(f"{path} is not the memory that was meant")
+    own = os.open(path, how | os.O_CLOEXEC | os.O_NONBLOCK)
+    if _is_at(place, os.fstat(own)):
         return own
     os.close(own)
-    raise FileNotFoundError(f"{path} is not any more the segment that was meant")
+    raise FileNotFoundError(f"{path} is not the memory that was meant any more")
 
 
-def _is_segment(found: os.stat_result, inode: int, size: int) -> bool:
-    return found.st_ino == inode and found.st_size == size and not found.st_nlink and stat.S_ISREG(found.st_mode)
+def _is_at(place: Place, found: os.stat_result) -> bool:
+    same = (found.st_dev, found.st_ino, found.st_size) == (place.device, place.inode, place.size)
+    return same and not found.st_nlink and stat.S_ISREG(found.st_mode)
 
 
 def forget_changes(address: int, size: int) -> int:
@@ -154,9 +162,9 @@ def array_over(address: int, size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
     return np.frombuffer(_view(address, size, 0x200), np.uint8)  # PyBUF_WRITE
 
 
-def order(what: int, number: int, size: int = 0, inode: int = 0, fd: int = 0) -> bytes:
+def order(what: int, number: int, size: int = 0, device: int = 0, inode: int = 0, fd: int = 0) -> bytes:
     """Writes what a sender asks for."""
-    return ORDER.pack(what, number, size, inode, fd)
+    return ORDER.pack(what, number, size, device, inode, fd)
 
 
 def rounded(size: int) -> int:

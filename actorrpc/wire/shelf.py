@@ -33,6 +33,7 @@ from actorrpc.wire.segments import (
     OPENED,
     REFUSED,
     WANT,
+    Place,
     array_over,
     forget_changes,
     map_memory,
@@ -148,12 +149,12 @@ class Shelf:
         self._copies = 0
         """How many more messages are copied out of common segments."""
 
-    def order(self, what: int, number: int, size: int, inode: int, fd: int) -> None:
+    def order(self, what: int, number: int, size: int, device: int, inode: int, fd: int) -> None:
         """Does what the peer asks for. Under leadership."""
         if what == WANT and number not in self._segments and size > 0:
             self._make(number, size)
         elif what == OPEN and number >= COMMON and number not in self._segments and size > 0:
-            self._open_common(number, size, inode, fd)
+            self._open_common(number, size, device, inode, fd)
         elif what == DROP:
             segment = self._segments.get(number)
             if segment is not None and segment.loan is None:
@@ -178,12 +179,12 @@ class Shelf:
             del self._segments[number]
             segment.drop(self._room)
 
-    def _open_common(self, number: int, size: int, inode: int, fd: int) -> None:
+    def _open_common(self, number: int, size: int, device: int, inode: int, fd: int) -> None:
         try:
             if sum(n >= COMMON for n in list(self._segments)) >= _MOST_COMMON:
                 raise BlockingIOError("too many segments of one peer's")
             peer = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-            own = open_of_peer(_CREDENTIALS.unpack(peer)[0], fd, inode, size)
+            own = open_of_peer(Place(_CREDENTIALS.unpack(peer)[0], fd, device, inode, size), os.O_RDONLY)
             try:
                 address = map_memory(own, size, mmap.MAP_PRIVATE)
             finally:
