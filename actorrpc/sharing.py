@@ -47,7 +47,7 @@ def shared(tensor: torch.Tensor) -> Any:
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"a tensor is sent by handle, not a {type(tensor).__name__}")
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
-        raise TypeError(f"a {type(tensor).__name__} of layout {tensor.layout} cannot be sent by handle, only plain ones")
+        raise TypeError(f"a {type(tensor).__name__} of layout {tensor.layout} cannot be sent by handle")
     if tensor.device.type != "cpu" or tensor.is_conj() or tensor.is_neg():
         raise TypeError(f"only plain tensors on the CPU are sent by handle; this one is on {tensor.device}")
     if tensor.requires_grad and not tensor.is_leaf:

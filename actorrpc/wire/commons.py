@@ -10,6 +10,9 @@ Rules:
   filled. Where a way ends nobody knows whether its receiver still reads; and a child that a receiver has forked may
   (GONE, SG4). Such a segment is never filled again, and dropped when nobody holds it.
 
+To write to pages that are shared costs a fault each, and more than a copy. So a receiver that says that it has CHANGED
+most of one is sent copies for a while.
+
 The lock is held for no copy, and nothing that sends is called under it: who waits for it may hold a way's lock.
 """
 
@@ -30,11 +33,11 @@ from actorrpc.wire.segments import (
     COMMON,
     DROP,
     FREE,
+    GONE,
     IDLE_SECONDS,
     LARGE,
     OPEN,
     OPENED,
-    REFUSED,
     array_over,
     map_memory,
     order,
@@ -53,8 +56,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("actorrpc")
 _MOST: Final = 16
 """Common segments of one sender."""
-_PATIENCE_SECONDS = 60.0
-"""For which a receiver that could not open a segment is offered none."""
+_APART_SECONDS = 60.0
+"""For which a receiver that could not open a segment, or has changed most of one, is sent copies."""
 
 
 class Commons:
@@ -72,8 +75,8 @@ class Commons:
         self._shared: dict[int, _Common] = {}
         """What is being sent, by the identity of its first buffer."""
         self._news: deque[tuple[Outgoing, int, int]] = deque()
-        self._refused: dict[Outgoing, float] = {}
-        """Receivers that could not open one, and until when they are left alone."""
+        self._apart: dict[Outgoing, float] = {}
+        """Receivers that are sent copies, and until when."""
         self._last = COMMON
         self._open = True
 
@@ -109,7 +112,7 @@ class Commons:
         offered: list[Outgoing] = []
         with self._lock:
             dropped, now = self._settle(), time.monotonic()
-            able = {way for way in ways if self._refused.get(way, 0.0) <= now}
+            able = {way for way in ways if self._apart.get(way, 0.0) <= now}
             segment = self._find(end, able) if len(able) > 1 and self._open else None
             if segment is None and len(able) > 1 and self._open:
                 segment = self._make(end, dropped)
@@ -117,7 +120,8 @@ class Commons:
                 offered = [way for way in able if way not in segment.known and way not in segment.offered]
                 segment.offered.update(offered)
                 segment.used = now
-                segment.busy = len(segment.known & able) > 1
+                segment.ready = segment.known & able
+                segment.busy = len(segment.ready) > 1
         self._tell(dropped)
         if segment is None:
             return None
@@ -134,8 +138,9 @@ class Commons:
         if segment is None:
             return 0
         with self._lock:
-            if way not in segment.known or way in segment.held:
+            if way not in segment.ready:
                 return 0
+            segment.ready.discard(way)
             # A way that ends from now on is found among those who hold it; one that has ended sends nothing.
             segment.held.add(way)
         return segment.number
@@ -193,17 +198,17 @@ class Commons:
             segment.offered.discard(way)
             if what == OPENED:
                 segment.known.add(way)
-            elif what == REFUSED:
-                self._refused[way] = time.monotonic() + _PATIENCE_SECONDS
             else:
                 segment.held.discard(way)
-                if what != FREE:
+                if what == GONE:
                     segment.known.discard(way)
                     segment.spoiled = True
-        for way in [way for way in self._refused if not way.is_open]:
-            del self._refused[way]
+                elif what != FREE:  # REFUSED, CHANGED
+                    self._apart[way] = time.monotonic() + _APART_SECONDS
+        for way in [way for way in self._apart if not way.is_open]:
+            del self._apart[way]
         for segment in self._segments.values():
-            for way in [way for way in segment.known | segment.offered if not way.is_open]:
+            for way in [way for way in segment.known | segment.offered | segment.held if not way.is_open]:
                 segment.known.discard(way)
                 segment.offered.discard(way)
                 if way in segment.held:
@@ -257,14 +262,15 @@ class _Common:
 
     Attributes:
         known: who has it open; `offered`: who was told to open it, and has not answered.
+        ready: who is to get what is in it, and has not been sent it yet.
         held: who has it lying there with a message in it, or with what was read of one.
         busy: whether it is being filled, or what is in it is being sent.
         spoiled: whether it must not be filled again.
     """
 
     __slots__ = (
-        "address", "busy", "device", "fd", "held", "inode", "known", "memory", "number", "offered", "size", "spoiled",
-        "used",
+        "address", "busy", "device", "fd", "held", "inode", "known", "memory", "number", "offered", "ready", "size",
+        "spoiled", "used",
     )  # fmt: skip
 
     def __init__(self, number: int, size: int, fd: int, address: int) -> None:
@@ -274,6 +280,7 @@ class _Common:
         self.memory = array_over(address, size)
         self.known: set[Outgoing] = set()
         self.offered: set[Outgoing] = set()
+        self.ready: set[Outgoing] = set()
         self.held: set[Outgoing] = set()
         self.busy = self.spoiled = False
         self.used = time.monotonic()

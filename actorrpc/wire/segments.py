@@ -54,7 +54,7 @@ IDLE_SECONDS: Final = 10.0
 
 NEWS = struct.Struct("<II")
 """What a receiver says: what, the segment's number."""
-GRANTED, FREE, GONE, REFUSED, OPENED = 1, 2, 3, 4, 5
+GRANTED, FREE, GONE, REFUSED, OPENED, CHANGED = 1, 2, 3, 4, 5, 6
 _PATIENCE_SECONDS = 1.0
 """For which a sender does not ask again, once it was refused."""
 _MOST = 32

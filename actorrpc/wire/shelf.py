@@ -18,10 +18,9 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from actorrpc.wire.segments import (
     AVAILABLE,
+    CHANGED,
     COMMON,
     DROP,
     FREE,
@@ -53,15 +52,11 @@ _KEPT_FROM = 1 << 16
 _MAP_FIXED = 0x10
 _MOST_COMMON = 32
 """Segments of the sender's own that are opened for one way."""
-_COPIES = 31
-"""How many messages are copied out of such segments, once the receiver has changed most of one: to write to what is
-shared costs a page fault for every page, and several times as much as the copy.
-"""
 _CREDENTIALS = struct.Struct("3i")
 
 
 class Room:
-    """How much memory one worker lends to those who send to it.
+    """How much memory one worker has in segments: lent to those who send to it, and its own for several.
 
     Arguments:
         limit: bytes; default: a quarter of the machine's memory, or of the container's, and 1 GiB at the most.
@@ -146,8 +141,6 @@ class Shelf:
         self._pid = os.getpid()
         self._open = True
         self._telling: list[None] = []
-        self._copies = 0
-        """How many more messages are copied out of common segments."""
 
     def order(self, what: int, number: int, size: int, device: int, inode: int, fd: int) -> None:
         """Does what the peer asks for. Under leadership."""
@@ -207,15 +200,11 @@ class Shelf:
         memory = array_over(segment.address, segment.size)
         whole = memoryview(memory.data)
         frames: list[Frame] = []
-        kept, copied = False, bool(self._copies) and number >= COMMON
-        if copied:
-            self._copies -= 1
+        kept = False
         for place, size in zip(places, sizes, strict=True):
             frame = whole[place : place + size]
             if size < _KEPT_FROM:
                 frame = memoryview(bytearray(frame))
-            elif copied:
-                frame = np.array(frame).data
             else:
                 kept = True
             frames.append(frame)
@@ -237,10 +226,9 @@ class Shelf:
             segment.drop(self._room)
             self._tell(GONE, segment.number)
         else:
-            if segment.fd < 0 and forget_changes(segment.address, segment.size) > segment.size // 2:
-                self._copies = _COPIES
+            changed = 0 if segment.fd >= 0 else forget_changes(segment.address, segment.size)
             segment.loan = None
-            self._tell(FREE, segment.number)
+            self._tell(CHANGED if changed > segment.size // 2 else FREE, segment.number)
             if self._is_closed():  # just now; then it still seemed to be on loan
                 segment.drop(self._room)
 

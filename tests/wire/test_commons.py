@@ -142,26 +142,26 @@ def test_what_one_receiver_writes_no_other_sees_nor_does_a_later_message(cast: C
             del frame
         got.clear()
         assert cast.held() == 0
-        # Who has changed most of one is sent copies for a while.
-        for transport in cast.there:
-            for incoming in transport._direct._incoming.values():  # type: ignore[union-attr]
-                assert incoming.shelf is not None
-                assert incoming.shelf._copies > 0
-                incoming.shelf._copies = 0
+        assert len(cast.commons._apart) == 3  # they would get copies for a while
+        cast.commons._apart.clear()
 
 
-def test_a_receiver_that_changes_most_of_it_gets_copies_for_a_while(cast: Cast) -> None:
+def test_a_receiver_that_changes_most_of_it_gets_copies_for_a_while(
+    cast: Cast, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cast.get_going()
-    (one,), *_ = cast.send(pattern(0))
-    np.frombuffer(one, np.uint8)[:] = 1
-    del one, _
-    lent = []
-    for i in range(shelf._COPIES + 1):
+    places = []
+    for i in range(6):
         got = cast.send(pattern(i))
-        lent.append([shared(frame) for (frame,) in got])
         assert [bytes(frame) for (frame,) in got] == [pattern(i)] * 3
+        places.append([shared(frame) for (frame,) in got])
+        np.frombuffer(got[0][0], np.uint8)[:] = 1
+        np.frombuffer(got[1][0], np.uint8)[: LARGE // 4] = 1
         got.clear()
-    assert lent == [[False, True, True]] * shelf._COPIES + [[True] * 3]
+        if i == 3:
+            monkeypatch.setattr(commons, "_APART_SECONDS", 0.0)
+            cast.commons._apart.clear()
+    assert places == [[True] * 3, *[[False, True, True]] * 3, [True] * 3, [True] * 3]
 
 
 def test_pages_that_were_only_read_stay_mapped(cast: Cast) -> None:
