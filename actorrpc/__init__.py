@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     )
     from actorrpc.rref import PyRRef, RRef
     from actorrpc.runtime.futures import Future
+    from actorrpc.sharing import shared
     from actorrpc.streams import Stream, stream
     from actorrpc.workers import WorkerInfo
     from actorrpc.world import ActorInfo, World, role
@@ -133,6 +134,7 @@ _NAMES = {
     ),
     "rref": ("PyRRef", "RRef"),
     "runtime.futures": ("Future",),
+    "sharing": ("shared",),
     "streams": ("Stream", "stream"),
     "workers": ("WorkerInfo",),
     "world": ("ActorInfo", "World", "role"),
@@ -217,6 +219,7 @@ __all__ = [
     "role",
     "rpc_async",
     "rpc_sync",
+    "shared",
     "shutdown",
     "stream",
 ]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, overload
 from actorrpc.errors import CancelledError, GroupError, WorkerLostError
 from actorrpc.group_streams import GroupStream
 from actorrpc.options import UNSET_RPC_TIMEOUT
-from actorrpc.proxies import call_all, call_method, failed_future
+from actorrpc.proxies import call_all, call_method, failed_future, tell_all
 from actorrpc.rref import RRef
 from actorrpc.runtime.completion import check_seconds
 from actorrpc.runtime.futures import Future
@@ -135,7 +135,7 @@ class Group(Sequence[RRef[Any]]):
 
     def tell(self) -> Any:
         """Returns a proxy: `group.tell().method(*args)` has all members' method called, and waits for nothing."""
-        return _GroupProxy(lambda *call: (self._send("tell", UNSET_RPC_TIMEOUT, *call), None)[1])
+        return _GroupProxy(self._tell)
 
     def stream(self, timeout: float = UNSET_RPC_TIMEOUT, window: int = WINDOW) -> Any:
         """Returns a proxy: `group.stream().method(*args)` streams from all members at once, and returns a GroupStream:
@@ -165,6 +165,12 @@ class Group(Sequence[RRef[Any]]):
         else:
             futures = self._send("rpc_async", timeout, name, args, kwargs)
         return GroupFuture(self._members, futures, self._first)
+
+    def _tell(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._shares is not None:
+            self._send("tell", UNSET_RPC_TIMEOUT, name, args, kwargs)
+        elif failed := tell_all(self._members, name, args, kwargs):
+            raise GroupError.of([(member.owner_name(), e) for member, e in failed], len(self))
 
     def _send(self, verb: str, timeout: float, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """Calls all members, also when one of them cannot be; says so afterwards, in its future if it has one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 from actorrpc.errors import BackpressureTimeoutError, WorkerLostError
@@ -13,9 +14,12 @@ from actorrpc.wire.codec import mentions_main
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
 
     from actorrpc.rref import RRef
+    from actorrpc.runtime.worker import Worker
     from actorrpc.services.handles import Dressed, OwnerHandle, UserHandle
+    from actorrpc.wire.envelope import Frame
 
 ASKED = frozenset((ASYNC_MARK, "__func__", "__name__", "__qualname__", "__torch_function__", "__wrapped__"))
 """Attributes that Python, torch and this library look for on anything callable; no proxy has them."""
@@ -130,11 +134,8 @@ def call_all(
     if not refs:
         return []
     worker = refs[0]._worker
-    frames, parcel = worker.write((name, args, kwargs), worker.id)
-    if parcel.refs or mentions_main(frames) or here.context != NO_CONTEXT:
-        # Every receiver of a reference needs a fork of its own, and every message of an autograd context is recorded;
-        # what may have to go again, by value, goes by itself.
-        parcel.restart()
+    frames = _written_once(worker, name, args, kwargs)
+    if frames is None:
         return [_or_failed(lambda r=ref: call_method(r, "rpc_async", timeout, name, args, kwargs)) for ref in refs]  # type: ignore[misc]
 
     def send(handle: OwnerHandle | UserHandle) -> Future[Any]:
@@ -146,7 +147,54 @@ def call_all(
             ),
         )
 
-    return [_or_failed(lambda r=ref: send(r._handle)) for ref in refs]  # type: ignore[misc]
+    with _sharing(worker, refs, frames):
+        return [_or_failed(lambda r=ref: send(r._handle)) for ref in refs]  # type: ignore[misc]
+
+
+def tell_all(
+    refs: Sequence[RRef[Any]], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[tuple[RRef[Any], Exception]]:
+    """Has one method of several objects called with the same arguments, which are written once, and waits for nothing.
+
+    Returns those that could not be told, and why.
+    """
+    failed: list[tuple[RRef[Any], Exception]] = []
+    if not refs:
+        return failed
+    worker = refs[0]._worker
+    frames = _written_once(worker, name, args, kwargs)
+    with contextlib.nullcontext() if frames is None else _sharing(worker, refs, frames):
+        for ref in refs:
+            try:
+                if frames is None:
+                    call_method(ref, "tell", -1.0, name, args, kwargs)
+                else:
+                    ref._handle.check()
+                    with span("tell", name, worker, ref._handle.owner):
+                        worker.tell_written(ref._handle.owner, ref._handle.ref, frames, what=name)
+            except Exception as e:
+                failed.append((ref, e))
+    return failed
+
+
+def _written_once(
+    worker: Worker, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Sequence[Frame] | None:
+    """Writes a call that several are to get; returns None where each one must have its own."""
+    frames, parcel = worker.write((name, args, kwargs), worker.id)
+    if parcel.refs or mentions_main(frames) or here.context != NO_CONTEXT:
+        # Every receiver of a reference needs a fork of its own, and every message of an autograd context is recorded;
+        # what may have to go again, by value, goes by itself.
+        parcel.restart()
+        return None
+    return frames
+
+
+def _sharing(worker: Worker, refs: Sequence[RRef[Any]], frames: Sequence[Frame]) -> AbstractContextManager[object]:
+    """Has the large arguments of a call that several references get from this thread written once for all."""
+    if len(frames) == 1 or len(refs) == 1:
+        return contextlib.nullcontext()
+    return worker.transport.sharing([ref._handle.owner for ref in refs], frames)
 
 
 def _or_failed(send: Callable[[], Future[Any]]) -> Future[Any]:

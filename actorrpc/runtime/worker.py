@@ -253,17 +253,32 @@ class Worker:
             control: see `Flag.CONTROL`; others may have to wait for room, as long as a call may take by default.
         """
         frames, parcel = self.write(body, to, NO_CONTEXT if control else _context_here())
-        context = parcel.context
+        self.tell_written(to, target, frames, parcel, control, what)
+
+    def tell_written(
+        self,
+        to: int,
+        target: tuple[int, int],
+        frames: Sequence[Frame],
+        parcel: Parcel | None = None,
+        control: bool = False,
+        what: object = "a tell",
+    ) -> None:
+        """Sends a message that is not answered, whose payload is written."""
         number = self.calls.next_id()
+        refs, context, trace = (0, NO_CONTEXT, None)
+        if parcel is not None:
+            refs, context, trace = (Flag.REFS if parcel.refs else 0), parcel.context, parcel.trace
         try:
-            flags = (Flag.REFS if parcel.refs else 0) | (Flag.CONTROL if control else Flag.COUNTED)
+            flags = refs | (Flag.CONTROL if control else Flag.COUNTED)
             if not control:
                 self.limits.admit(to, target, number, frames, True, self.calls.deadline_here(-1.0)[0], what)
             out = (Kind.TELL, flags, number, *target, self.chain(), context, _NEVER)
-            self.emit(to, out, frames, False, parcel.trace, False)
+            self.emit(to, out, frames, False, trace, False)
         except BaseException:
             self.limits.answered(number)
-            parcel.restart()
+            if parcel is not None:
+                parcel.restart()
             raise
 
     def greet(self, way: int, data: bytes) -> None:

@@ -5,6 +5,7 @@ What may be held back is, as by the real transports: who forgets to send it is f
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from actorrpc.wire.transport import AT_ONCE, SOON
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
 
     from actorrpc.testing.simulation import Simulation, Task
     from actorrpc.wire.envelope import Frame
@@ -150,6 +152,9 @@ class SimTransport:
 
     def is_local(self, peer: int) -> bool:
         return False
+
+    def sharing(self, peers: Sequence[int], frames: Sequence[Frame]) -> AbstractContextManager[object]:
+        return contextlib.nullcontext()
 
     def flush(self) -> None:
         self.holding = self._soon = False

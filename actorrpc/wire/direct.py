@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from actorrpc.wire import segments
+from actorrpc.wire.commons import Commons
 from actorrpc.wire.outgoing import APART, MANY, NO_WAIT, ORDERED, STOWED, STOWED_HEAD, TURNS, WORD, Outgoing, end_way
 from actorrpc.wire.segments import ORDER
 from actorrpc.wire.shelf import Room, Shelf
@@ -81,6 +82,8 @@ class DirectWays:
         self.endpoint = SCHEME + path
         self.room = Room() if segments.AVAILABLE else None
         """Where the large frames come from that are sent here; None where this system has no such thing."""
+        self.commons = None if self.room is None else Commons(self.room)
+        """What is sent to several peers lies there."""
         self._stocks: set[Outgoing] = set()
         """Ways with segments to fill."""
         self._tidied = 0.0
@@ -161,7 +164,8 @@ class DirectWays:
         """Gives up segments that have not been used for long. Returns how long the leader may sleep, at most
         `timeout`, until it is to do that again.
         """
-        if not self._stocks:
+        commons = self.commons
+        if not self._stocks and (commons is None or commons.empty):
             return timeout
         now = time.monotonic()
         left = self._tidied + segments.IDLE_SECONDS / 4 - now
@@ -171,6 +175,8 @@ class DirectWays:
                 self._stocks.discard(outgoing)  # first: another thread may be ordering something for it
                 if not outgoing.tidy(now):
                     self._stocks.add(outgoing)
+            if commons is not None:
+                commons.trim(now)
         return left if timeout is None else min(timeout, left)
 
     def forget_stock(self, outgoing: Outgoing) -> None:
@@ -183,6 +189,8 @@ class DirectWays:
             outgoing.drain(linger)
         for incoming in list(self._incoming.values()):
             self._forget(incoming)
+        if self.commons is not None:
+            self.commons.close()
         if self._listener.fileno() >= 0:
             self._epoll.unregister(self._listener.fileno())
             self._listener.close()

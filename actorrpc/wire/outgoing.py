@@ -102,23 +102,42 @@ class Outgoing:
 
     def _stow(self, frames: Sequence[Frame]) -> Sequence[Frame] | _Stowed:
         """Puts all frames but the first into a segment, where there is one."""
-        stock = self._stock
-        if stock is None:
-            with self._lock:
-                if not self._open or self._ways.room is None:
-                    return frames
-                stock = self._stock = self._stock or Stock(self.socket)
-        order, number, sizes = stock.stow(frames[1:])
-        if order:
-            self._ways.stocked(self)
-            self._order(order)
+        stock, commons = self._stock or self._open_stock(), self._ways.commons
+        if stock is None or commons is None:
+            return frames
+        number = commons.share(self, frames)
+        if number:
+            sizes = [memoryview(frame).nbytes for frame in frames[1:]]
+        else:
+            order, number, sizes = stock.stow(frames[1:])
+            if order:
+                self._ways.stocked(self)
+                self.order(order)
         if not number:
             return frames
         count = len(frames)
         head = struct.pack(f"<II{count}Q", MANY + STOWED + count, number, len(frames[0]), *sizes)
         return _Stowed(head, frames[:1])
 
-    def _order(self, orders: bytes) -> None:
+    def _open_stock(self) -> Stock | None:
+        with self._lock:
+            commons = self._ways.commons
+            if self._stock is None and self._open and commons is not None:
+                self._stock = Stock(self.socket, lambda what, number: commons.told(self, what, number))
+            return self._stock
+
+    @property
+    def is_open(self) -> bool:
+        """Whether messages may still be sent along it."""
+        return self._open
+
+    def hear(self) -> None:
+        """Takes in what is told of segments."""
+        stock = self._stock or self._open_stock()
+        if stock is not None:
+            stock.hear()
+
+    def order(self, orders: bytes) -> None:
         """Has orders leave before the next message."""
         word = WORD.pack(MANY + ORDERED)
         with self._lock:
@@ -132,7 +151,7 @@ class Outgoing:
             return True
         orders = stock.trim(now)
         if orders:
-            self._order(orders)
+            self.order(orders)
             self.flush()
         return stock.empty
 

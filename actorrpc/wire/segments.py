@@ -11,6 +11,8 @@ Rules:
 - SG3: a finalizer takes no lock. It may run anywhere, also in a forked child, which tells nobody anything.
 - SG4: a forked child inherits what its parent holds: from then on both see their own copy, and the sender never fills
   that segment again. So before a fork what is on loan is mapped anew, as a private copy-on-write view, in its place.
+
+What several receivers are to have lies in a segment of the sender's own (SG5 and SG6, in `wire.commons`).
 """
 
 from __future__ import annotations
@@ -21,15 +23,16 @@ import logging
 import mmap
 import os
 import socket
+import stat
 import struct
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from actorrpc.wire.envelope import Frame
 
@@ -38,16 +41,20 @@ AVAILABLE = hasattr(os, "memfd_create") and hasattr(socket, "MSG_CMSG_CLOEXEC")
 """Whether this system has what it takes."""
 LARGE: Final = 256 * 1024
 """Bytes from which the buffers of a message go into a segment: below, the socket is as fast."""
-ORDER: Final = struct.Struct("<IIQ")
-"""What a sender asks for, along the way: what, the segment's number, its size."""
-WANT, DROP = 1, 2
-"""Orders: make that segment; I have let go of it."""
+ORDER: Final = struct.Struct("<IIQQQI")
+"""What a sender asks for, along the way: what, the segment's number, its size; of one that is the sender's own also its
+device, its inode, and its descriptor there.
+"""
+WANT, DROP, OPEN = 1, 2, 3
+"""Orders: make that segment; I have let go of it; open that one, which is mine."""
+COMMON: Final = 1 << 31
+"""From here on numbers are those of segments that are the sender's own."""
 IDLE_SECONDS: Final = 10.0
 """After which a segment that is free is given up."""
 
 NEWS = struct.Struct("<II")
 """What a receiver says: what, the segment's number."""
-GRANTED, FREE, GONE, REFUSED = 1, 2, 3, 4
+GRANTED, FREE, GONE, REFUSED, OPENED, CHANGED = 1, 2, 3, 4, 5, 6
 _PATIENCE_SECONDS = 1.0
 """For which a sender does not ask again, once it was refused."""
 _MOST = 32
@@ -56,6 +63,9 @@ _UNANSWERED = 2
 _ALIGNMENT = 64
 HOW = getattr(socket, "MSG_DONTWAIT", 0) | getattr(socket, "MSG_NOSIGNAL", 0)
 _BOTH = mmap.PROT_READ | mmap.PROT_WRITE if AVAILABLE else 0
+_PAGE = mmap.PAGESIZE
+_PRESENT, _SWAPPED, _OF_A_FILE = 1 << 63, 1 << 62, 1 << 61
+"""Bits of an entry of /proc/self/pagemap."""
 
 
 def _function(name: str, result: Any, *arguments: Any) -> Any:
@@ -69,6 +79,7 @@ if AVAILABLE:
     _address, _size, _int = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
     _mmap = _function("mmap", _address, _address, _size, _int, _int, _int, ctypes.c_long)
     _munmap = _function("munmap", _int, _address, _size)
+    _madvise = _function("madvise", _int, _address, _size, _int)
     _view = ctypes.pythonapi.PyMemoryView_FromMemory
     _view.restype, _view.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)
 
@@ -87,9 +98,73 @@ def unmap(address: int, size: int) -> None:
     _munmap(address, size)
 
 
+class Place(NamedTuple):
+    """Where shared memory without a name is: the process and its descriptor, and what they must lead to. On one kernel
+    no two files have the same device and inode, so these prove it, also where processes have other numbers over there.
+    """
+
+    pid: int
+    fd: int
+    device: int
+    inode: int
+    size: int
+
+
+def open_of_peer(place: Place, how: int) -> int:
+    """Opens another process's shared memory (`how`: os.O_RDONLY or os.O_RDWR); returns the descriptor.
+
+    Raises:
+        OSError: it cannot be had here.
+    """
+    path = f"/proc/{place.pid}/fd/{place.fd}"
+    if not _is_at(place, os.stat(path)):  # before: to open something else might have effects
+        raise FileNotFoundError(f"{path} is not the memory that was meant")
+    own = os.open(path, how | os.O_CLOEXEC | os.O_NONBLOCK)
+    if _is_at(place, os.fstat(own)):
+        return own
+    os.close(own)
+    raise FileNotFoundError(f"{path} is not the memory that was meant any more")
+
+
+def _is_at(place: Place, found: os.stat_result) -> bool:
+    same = (found.st_dev, found.st_ino, found.st_size) == (place.device, place.inode, place.size)
+    return same and not found.st_nlink and stat.S_ISREG(found.st_mode)
+
+
+def forget_changes(address: int, size: int) -> int:
+    """Takes back what this process has changed in a private mapping, whose pages then are the file's again; those that
+    it only read stay mapped, since to map them once more takes longer than to copy them. From finalizers, too.
+
+    Returns how many bytes have been changed, by the page.
+    """
+    try:
+        pagemap = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            data = os.pread(pagemap, size // _PAGE * 8, address // _PAGE * 8)
+        finally:
+            os.close(pagemap)
+        if len(data) != size // _PAGE * 8:
+            raise OSError(f"{len(data)} bytes of a page map")
+    except OSError:  # there is none here
+        _madvise(address, size, mmap.MADV_DONTNEED)
+        return 0
+    pages = np.frombuffer(data, np.uint64)
+    (own,) = np.nonzero((pages & (_PRESENT | _SWAPPED) != 0) & (pages & _OF_A_FILE == 0))
+    if not len(own):
+        return 0
+    first, last = int(own[0]), int(own[-1])
+    _madvise(address + first * _PAGE, (last + 1 - first) * _PAGE, mmap.MADV_DONTNEED)
+    return len(own) * _PAGE
+
+
 def array_over(address: int, size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """Returns mapped memory as an array; it does not keep the memory mapped."""
     return np.frombuffer(_view(address, size, 0x200), np.uint8)  # PyBUF_WRITE
+
+
+def order(what: int, number: int, size: int = 0, device: int = 0, inode: int = 0, fd: int = 0) -> bytes:
+    """Writes what a sender asks for."""
+    return ORDER.pack(what, number, size, device, inode, fd)
 
 
 def rounded(size: int) -> int:
@@ -112,10 +187,12 @@ class Stock:
 
     Arguments:
         socket: along which the receiver tells of them.
+        tell: called with what it tells of segments that are not this way's alone, and their number; with no lock of
+            anybody else's held, and it may take none.
     """
 
-    def __init__(self, socket: socket.socket) -> None:
-        self._socket = socket
+    def __init__(self, socket: socket.socket, tell: Callable[[int, int], None]) -> None:
+        self._socket, self._tell = socket, tell
         # Reentrant: the collector may run a finalizer of the user's, which sends, at any point in here.
         self._lock = threading.RLock()
         self._free: list[_Filled] = []
@@ -186,14 +263,14 @@ class Stock:
                 return orders
         self._last += 1
         self._wanted[self._last] = size = rounded(size)
-        return orders + ORDER.pack(WANT, self._last, size)
+        return orders + order(WANT, self._last, size)
 
     def _give_up(self, segments: Sequence[_Filled]) -> bytes:
         orders = b""
         for segment in segments:
             self._free.remove(segment)
             segment.drop()
-            orders += ORDER.pack(DROP, segment.number, 0)
+            orders += order(DROP, segment.number)
         return orders
 
     def _hear(self) -> None:
@@ -209,7 +286,9 @@ class Stock:
             if not data:
                 return
             for what, number in NEWS.iter_unpack(data[: len(data) // NEWS.size * NEWS.size]):
-                if what == GRANTED:
+                if number >= COMMON:
+                    self._tell(what, number)
+                elif what == GRANTED:
                     self._granted(number, fds.pop(0) if fds else -1)
                 elif what == REFUSED:
                     self._wanted.pop(number, None)
@@ -237,8 +316,13 @@ class Stock:
                 return
         if fd >= 0:
             os.close(fd)
-        self._orders += ORDER.pack(DROP, number, 0)  # it is of no use
+        self._orders += order(DROP, number)  # it is of no use
         self._patient_until = time.monotonic() + 60 * _PATIENCE_SECONDS
+
+    def hear(self) -> None:
+        """Takes in what the receiver has told."""
+        with self._lock:
+            self._hear()
 
     def trim(self, now: float) -> bytes:
         """Gives up what has not been used for long; returns the orders that say so."""

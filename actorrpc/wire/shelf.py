@@ -1,6 +1,7 @@
 """The receiving end of shared memory along direct ways: makes segments, lends them, and takes them back.
 
-The rules (SG1 to SG4) stand in `wire.segments`.
+The rules (SG1 to SG4) stand in `wire.segments`, those of segments that are the sender's own (SG5, SG6) in
+`wire.commons`.
 """
 
 from __future__ import annotations
@@ -11,22 +12,31 @@ import logging
 import mmap
 import os
 import socket
+import struct
+import threading
 import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
 from actorrpc.wire.segments import (
     AVAILABLE,
+    CHANGED,
+    COMMON,
     DROP,
     FREE,
     GONE,
     GRANTED,
     HOW,
     NEWS,
+    OPEN,
+    OPENED,
     REFUSED,
     WANT,
+    Place,
     array_over,
+    forget_changes,
     map_memory,
+    open_of_peer,
     places_of,
     unmap,
 )
@@ -40,10 +50,13 @@ log = logging.getLogger("actorrpc")
 _KEPT_FROM = 1 << 16
 """Bytes below which a frame is copied out of its segment, so as not to hold it."""
 _MAP_FIXED = 0x10
+_MOST_COMMON = 32
+"""Segments of the sender's own that are opened for one way."""
+_CREDENTIALS = struct.Struct("3i")
 
 
 class Room:
-    """How much memory one worker lends to those who send to it.
+    """How much memory one worker has in segments: lent to those who send to it, and its own for several.
 
     Arguments:
         limit: bytes; default: a quarter of the machine's memory, or of the container's, and 1 GiB at the most.
@@ -55,29 +68,36 @@ class Room:
         """Sizes, by descriptor. Finalizers take out what is gone."""
         self._most = _half_of_descriptors()
         self._told = False
+        # Reentrant: the collector may run a finalizer of the user's, which sends, at any point in here.
+        self._lock = threading.RLock()
 
-    def make(self, size: int) -> int:
-        """Makes a segment; returns its descriptor.
+    def make(self, size: int, name: str = "actorrpc") -> int:
+        """Makes a segment; returns its descriptor. From any thread.
+
+        Arguments:
+            size: bytes.
+            name: what it is called in /proc, for people.
 
         Raises:
             OSError: it is not to be had, which is logged once.
         """
-        held = list(self.segments.values())
-        if sum(held) + size > self.limit or len(held) >= self._most:
-            raise BlockingIOError("all the memory for large tensors is in use")
-        try:
-            fd = os.memfd_create("actorrpc", os.MFD_CLOEXEC)
-        except OSError as e:
-            self.failed(e)
-            raise
-        try:
-            os.ftruncate(fd, size)
-        except OSError as e:
-            os.close(fd)
-            self.failed(e)
-            raise
-        self.segments[fd] = size
-        return fd
+        with self._lock:
+            held = list(self.segments.values())
+            if sum(held) + size > self.limit or len(held) >= self._most:
+                raise BlockingIOError("all the memory for large tensors is in use")
+            try:
+                fd = os.memfd_create(name, os.MFD_CLOEXEC)
+            except OSError as e:
+                self.failed(e)
+                raise
+            try:
+                os.ftruncate(fd, size)
+            except OSError as e:
+                os.close(fd)
+                self.failed(e)
+                raise
+            self.segments[fd] = size
+            return fd
 
     def failed(self, error: OSError) -> None:
         """Logs that there is no shared memory, the first time."""
@@ -122,10 +142,12 @@ class Shelf:
         self._open = True
         self._telling: list[None] = []
 
-    def order(self, what: int, number: int, size: int) -> None:
+    def order(self, what: int, number: int, size: int, device: int, inode: int, fd: int) -> None:
         """Does what the peer asks for. Under leadership."""
         if what == WANT and number not in self._segments and size > 0:
             self._make(number, size)
+        elif what == OPEN and number >= COMMON and number not in self._segments and size > 0:
+            self._open_common(number, size, device, inode, fd)
         elif what == DROP:
             segment = self._segments.get(number)
             if segment is not None and segment.loan is None:
@@ -147,6 +169,25 @@ class Shelf:
             return
         self._segments[number] = segment
         if not self._tell(GRANTED, number, fd):
+            del self._segments[number]
+            segment.drop(self._room)
+
+    def _open_common(self, number: int, size: int, device: int, inode: int, fd: int) -> None:
+        try:
+            if sum(n >= COMMON for n in list(self._segments)) >= _MOST_COMMON:
+                raise BlockingIOError("too many segments of one peer's")
+            peer = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+            own = open_of_peer(Place(_CREDENTIALS.unpack(peer)[0], fd, device, inode, size), os.O_RDONLY)
+            try:
+                address = map_memory(own, size, mmap.MAP_PRIVATE)
+            finally:
+                os.close(own)
+        except OSError as e:
+            log.debug("a segment for several cannot be opened: %s", e)
+            self._tell(REFUSED, number)
+            return
+        segment = self._segments[number] = _Segment(number, size, -1, address)
+        if not self._tell(OPENED, number):
             del self._segments[number]
             segment.drop(self._room)
 
@@ -185,8 +226,9 @@ class Shelf:
             segment.drop(self._room)
             self._tell(GONE, segment.number)
         else:
+            changed = 0 if segment.fd >= 0 else forget_changes(segment.address, segment.size)
             segment.loan = None
-            self._tell(FREE, segment.number)
+            self._tell(CHANGED if changed > segment.size // 2 else FREE, segment.number)
             if self._is_closed():  # just now; then it still seemed to be on loan
                 segment.drop(self._room)
 
@@ -225,6 +267,9 @@ class Shelf:
 class _Segment:
     """A segment at its owner's.
 
+    Arguments:
+        fd: its descriptor; -1: it is the sender's own, and mapped privately here.
+
     Attributes:
         loan: of its memory, while a message or what was read of it lies there.
         retired: whether a forked child may see it, so that it is not filled again.
@@ -244,12 +289,15 @@ class _Segment:
         with contextlib.suppress(IndexError):
             self._live.pop()
             unmap(self.address, self.size)
-            room.give_back(self.fd)
+            if self.fd >= 0:
+                room.give_back(self.fd)
 
     def retire(self) -> None:
         """Makes what it holds this process's own, in its place, and that of children which it forks from now on."""
         if not self.retired:
             self.retired = True
+            if self.fd < 0:  # it is mapped like that from the beginning
+                return
             map_memory(self.fd, self.size, mmap.MAP_PRIVATE | _MAP_FIXED, self.address)
 
 

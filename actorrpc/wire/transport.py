@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
 
     from actorrpc.wire.envelope import Frame
 
@@ -92,6 +93,12 @@ class Transport(Protocol):
 
         Raises:
             KeyError: the peer was not dialled, or hung up.
+        """
+
+    def sharing(self, peers: Sequence[int], frames: Sequence[Frame]) -> AbstractContextManager[object]:
+        """Has the buffers of a message, its frames but the first, written once for all peers to whom it is sent by
+        this thread in the `with` block, as far as that can be done. What is sent must hold the same buffers, not
+        equal ones.
         """
 
     def flush(self) -> None:

@@ -16,6 +16,7 @@ ZeroMQ facts that bind this file:
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import select
@@ -34,15 +35,16 @@ from actorrpc.wire.direct import DirectWays
 from actorrpc.wire.exposed import exposed
 from actorrpc.wire.folders import HeldFolder
 from actorrpc.wire.lookout import Lookout, beat
+from actorrpc.wire.outgoing import Outgoing
 from actorrpc.wire.transport import AT_ONCE, SOON
 from actorrpc.wire.waking import Waker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
 
     from actorrpc.wire.curve import Keys
     from actorrpc.wire.envelope import Frame
-    from actorrpc.wire.outgoing import Outgoing
 
 log = logging.getLogger("actorrpc")
 _IPC_PATH_LIMIT = 100
@@ -222,6 +224,13 @@ class ZmqTransport:
             self.holding = True
             if hold == SOON:
                 self._soon = True
+
+    def sharing(self, peers: Sequence[int], frames: Sequence[Frame]) -> AbstractContextManager[object]:
+        commons = None if self._direct is None else self._direct.commons
+        if commons is None:
+            return contextlib.nullcontext()
+        ways = {peer: self._ways.get(peer) for peer in peers}
+        return commons.sharing([way for way in ways.values() if isinstance(way, Outgoing)], frames)
 
     def flush(self) -> None:
         self.holding = self._soon = False

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from actorrpc.wire import direct, outgoing, segments, shelf
-from actorrpc.wire.segments import LARGE, ORDER, WANT
+from actorrpc.wire.segments import LARGE, WANT, order
 from actorrpc.wire.zeromq import ZmqTransport
 from tests.wire.test_direct import knock, until
 from tests.wire.test_zeromq import receive
@@ -355,10 +355,10 @@ def test_what_lies_in_segments_arrives_though_its_sender_has_hung_up(pair: Pair)
 )
 def test_a_message_in_a_segment_that_cannot_be_ends_its_way(number: int, size: int) -> None:
     there = ZmqTransport()
-    order = struct.pack("<I", outgoing.MANY | outgoing.ORDERED) + ORDER.pack(WANT, 1, LARGE)
+    wanted = struct.pack("<I", outgoing.MANY | outgoing.ORDERED) + order(WANT, 1, LARGE)
     message = struct.pack("<II2Q", outgoing.MANY | outgoing.STOWED | 2, number, 4, size) + b"head"
     with knock(there) as way:
-        way.send(order)
+        way.send(wanted)
         until(lambda: bool(select.select([way], [], [], 0)[0]), there)
         _, rights, _, _ = way.recvmsg(8, 64)
         (fd,) = struct.unpack("i", rights[0][2])
@@ -372,11 +372,11 @@ def test_a_message_in_a_segment_that_cannot_be_ends_its_way(number: int, size: i
 
 def test_a_segment_on_loan_is_not_lent_again() -> None:
     there = ZmqTransport()
-    order = struct.pack("<I", outgoing.MANY | outgoing.ORDERED) + ORDER.pack(WANT, 1, LARGE)
+    wanted = struct.pack("<I", outgoing.MANY | outgoing.ORDERED) + order(WANT, 1, LARGE)
     message = struct.pack("<II2Q", outgoing.MANY | outgoing.STOWED | 2, 1, 4, LARGE) + b"head"
     got: list[Any] = []
     with knock(there) as way:
-        for byte in order + message:  # and as slowly as can be
+        for byte in wanted + message:  # and as slowly as can be
             way.send(bytes([byte]))
             got.append(there.receive(0.001))
         while not any(got):
