@@ -7,7 +7,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -651,6 +651,39 @@ async def _note_the_end(ended: str, begun: str) -> None:
     except BaseException as e:
         Path(ended).write_text(type(e).__name__)
         raise
+
+
+class Endless(rpc.Actor, concurrency=3):
+    """Makes items, and has the other one take them, for as long as the world lasts."""
+
+    async def items(self) -> AsyncIterator[int]:
+        try:
+            while True:
+                await asyncio.sleep(0.01)
+                yield 1
+        finally:
+            print("closed", self.name, flush=True)
+
+    async def take(self, name: str) -> None:
+        async for _ in rpc.named(name).stream().items():
+            self.taken = True
+
+    def has_taken(self) -> bool:
+        return hasattr(self, "taken")
+
+
+class EndsFirst(rpc.Actor):
+    def main(self) -> None:
+        one, two = self.world.endless
+        one.tell().take(two.owner_name())
+        until(one.rpc_sync().has_taken)
+
+
+def test_what_goes_on_until_the_end_of_the_world_is_no_failure(capfd: pytest.CaptureFixture[str]) -> None:
+    rpc.launch(options=options(), driver=EndsFirst, endless=rpc.Role(Endless, 2))
+    out, err = capfd.readouterr()
+    assert "closed endless:1" in out
+    assert err == ""
 
 
 def test_a_worker_that_closes_itself_in_a_coroutine_does_not_hang() -> None:
