@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from actorrpc.errors import ActorGoneError, NotAMemberError, WorkerLostError
+from actorrpc.errors import ActorGoneError, BlockingWaitError, NotAMemberError, WorkerLostError
 from actorrpc.options import UNSET_RPC_TIMEOUT
 from actorrpc.proxies import ASKED, call_method
 from actorrpc.runtime.completion import Call, Completion, check_seconds
@@ -37,7 +37,7 @@ class Named:
     Arguments:
         name: the name.
         gap: seconds (30 by default) that calls wait, before they are sent, while nobody has the name; 0: they fail at
-            once. (In `async def`, where waits are refused, use 0 or `asyncio.to_thread`.)
+            once. (In `async def`, where waits are refused, `await asyncio.to_thread(reference.now)` waits.)
     """
 
     __slots__ = ("_gap", "_name", "_ref")
@@ -131,7 +131,14 @@ class Named:
                     f"nobody has had the name {self._name!r}{waited}: its worker has died and was not started again "
                     f"yet, or there never was such an actor; the call was not sent"
                 )
-            worker.wait(Completion(), min(end, now + _LOOK_SECONDS), lead=False)
+            try:
+                worker.wait(Completion(), min(end, now + _LOOK_SECONDS), lead=False)
+            except BlockingWaitError:
+                raise BlockingWaitError(
+                    f"nobody has the name {self._name!r} now, and to wait until somebody has would block the worker's "
+                    f"loop: within `async def`, wait for it by `await asyncio.to_thread(reference.now)` and call "
+                    f"again, or have calls fail at once (gap=0). The call was not sent"
+                ) from None
 
     def _found(self, session: Session) -> RRef[Any] | None:
         worker, ref = session.worker, self._ref

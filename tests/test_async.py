@@ -380,6 +380,25 @@ def test_a_wait_in_a_coroutine_is_an_error_that_says_to_await() -> None:
 # --- what follows the coroutine ---------------------------------------------------------------------------------------
 
 
+class AsksByName(rpc.Actor):
+    async def ask(self) -> Any:
+        reference = rpc.named("nobody yet", gap=20)
+        with pytest.raises(rpc.BlockingWaitError, match=r"nobody has the name 'nobody yet' now.*was not sent"):
+            reference.rpc_async().greatest()
+        with pytest.raises(rpc.BlockingWaitError, match=r"to_thread\(reference\.now\)"):
+            reference.stream().greatest()
+        waiting = asyncio.create_task(asyncio.to_thread(reference.now))
+        await asyncio.sleep(0.05)
+        await asyncio.to_thread(Meeting.spawn, 0, name="nobody yet")
+        await waiting
+        return await reference.rpc_async().greatest()
+
+
+@inside
+def test_a_name_that_nobody_has_is_awaited_in_a_thread_and_else_an_error_that_says_so() -> None:
+    assert AsksByName.spawn(OTHER).rpc_sync(timeout=20).ask() == 0
+
+
 @inside
 def test_the_autograd_context_follows_the_coroutine() -> None:
     there, helper = rpc.remote(1, Weight), rpc.remote(0, Weight)
