@@ -37,7 +37,7 @@ class Named:
     Arguments:
         name: the name.
         gap: seconds (30 by default) that calls wait, before they are sent, while nobody has the name; 0: they fail at
-            once. (In `async def`, where waits are refused, `await asyncio.to_thread(reference.now)` waits.)
+            once. (In `async def`, where waits are refused, `await asyncio.to_thread(reference.now)` waits, and finds.)
     """
 
     __slots__ = ("_gap", "_name", "_ref")
@@ -119,6 +119,16 @@ class Named:
             return sent
 
     def _resolve(self, session: Session, end: float) -> RRef[Any]:
+        try:
+            return self._look(session, end)
+        except BlockingWaitError:
+            raise BlockingWaitError(
+                f"to find out who has the name {self._name!r}, or to wait until somebody has it, would block the "
+                f"worker's loop: within `async def`, `await asyncio.to_thread(reference.now)` first, and calls through "
+                f"the same reference can follow. The call was not sent"
+            ) from None
+
+    def _look(self, session: Session, end: float) -> RRef[Any]:
         worker = session.worker
         while True:
             ref = self._ref = self._found(session)
@@ -131,14 +141,7 @@ class Named:
                     f"nobody has had the name {self._name!r}{waited}: its worker has died and was not started again "
                     f"yet, or there never was such an actor; the call was not sent"
                 )
-            try:
-                worker.wait(Completion(), min(end, now + _LOOK_SECONDS), lead=False)
-            except BlockingWaitError:
-                raise BlockingWaitError(
-                    f"nobody has the name {self._name!r} now, and to wait until somebody has would block the worker's "
-                    f"loop: within `async def`, wait for it by `await asyncio.to_thread(reference.now)` and call "
-                    f"again, or have calls fail at once (gap=0). The call was not sent"
-                ) from None
+            worker.wait(Completion(), min(end, now + _LOOK_SECONDS), lead=False)
 
     def _found(self, session: Session) -> RRef[Any] | None:
         worker, ref = session.worker, self._ref

@@ -383,7 +383,7 @@ def test_a_wait_in_a_coroutine_is_an_error_that_says_to_await() -> None:
 class AsksByName(rpc.Actor):
     async def ask(self) -> Any:
         reference = rpc.named("nobody yet", gap=20)
-        with pytest.raises(rpc.BlockingWaitError, match=r"nobody has the name 'nobody yet' now.*was not sent"):
+        with pytest.raises(rpc.BlockingWaitError, match=r"who has the name 'nobody yet'.*was not sent"):
             reference.rpc_async().greatest()
         with pytest.raises(rpc.BlockingWaitError, match=r"to_thread\(reference\.now\)"):
             reference.stream().greatest()
