@@ -15,6 +15,7 @@ from actorrpc.proxies import call_all, call_method, failed_future, tell_all
 from actorrpc.rref import RRef
 from actorrpc.runtime.completion import check_seconds
 from actorrpc.runtime.futures import Future
+from actorrpc.runtime.peers import Standing
 from actorrpc.streams import WINDOW, Stream, Within, check_window
 
 if TYPE_CHECKING:
@@ -81,7 +82,9 @@ class Group(Sequence[RRef[Any]]):
         return group
 
     def pick(self, least_loaded: bool = False) -> Group:
-        """Returns a group of one member: the next in turn.
+        """Returns a group of one member: the next in turn whose worker is there; if none of them is, the next in turn.
+
+        A call of it returns a list of one result, as a call of any group does.
 
         Arguments:
             least_loaded: takes, of those to whose workers the fewest calls of this worker are under way, the next in
@@ -94,6 +97,7 @@ class Group(Sequence[RRef[Any]]):
             raise IndexError("an empty group has nobody to pick")
         turn = next(self._turns) % len(self)
         inline = self._members[turn:] + self._members[:turn]
+        inline = [member for member in inline if _is_there(member)] or inline  # no calls are under way to the dead
         if not least_loaded:
             return Group(inline[:1])
         under_way = Counter(call.peer for call in list(inline[0]._worker.calls.pending.values()))
@@ -188,6 +192,11 @@ class Group(Sequence[RRef[Any]]):
         if failed:
             raise GroupError.of(failed, len(self))
         return sent
+
+
+def _is_there(member: RRef[Any]) -> bool:
+    peer = member._worker.peers.get(member._handle.owner)
+    return peer is not None and peer.standing is Standing.MEMBER and not peer.leaving
 
 
 class _GroupProxy:

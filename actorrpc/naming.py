@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from actorrpc.errors import ActorGoneError, NotAMemberError, WorkerLostError
+from actorrpc.errors import ActorGoneError, BlockingWaitError, NotAMemberError, WorkerLostError
 from actorrpc.options import UNSET_RPC_TIMEOUT
 from actorrpc.proxies import ASKED, call_method
 from actorrpc.runtime.completion import Call, Completion, check_seconds
@@ -37,7 +37,7 @@ class Named:
     Arguments:
         name: the name.
         gap: seconds (30 by default) that calls wait, before they are sent, while nobody has the name; 0: they fail at
-            once. (In `async def`, where waits are refused, use 0 or `asyncio.to_thread`.)
+            once. (In `async def`, where waits are refused, `await asyncio.to_thread(reference.now)` waits, and finds.)
     """
 
     __slots__ = ("_gap", "_name", "_ref")
@@ -119,6 +119,16 @@ class Named:
             return sent
 
     def _resolve(self, session: Session, end: float) -> RRef[Any]:
+        try:
+            return self._look(session, end)
+        except BlockingWaitError:
+            raise BlockingWaitError(
+                f"to find out who has the name {self._name!r}, or to wait until somebody has it, would block the "
+                f"worker's loop: within `async def`, `await asyncio.to_thread(reference.now)` first, and calls through "
+                f"the same reference can follow. The call was not sent"
+            ) from None
+
+    def _look(self, session: Session, end: float) -> RRef[Any]:
         worker = session.worker
         while True:
             ref = self._ref = self._found(session)

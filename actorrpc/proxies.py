@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-from actorrpc.errors import BackpressureTimeoutError, WorkerLostError
+from actorrpc.errors import BackpressureTimeoutError, NotAMemberError, WorkerLostError
 from actorrpc.profiling import span
 from actorrpc.runtime.futures import Future
 from actorrpc.runtime.handling import NO_CONTEXT, here
@@ -201,6 +201,8 @@ def _or_failed(send: Callable[[], Future[Any]]) -> Future[Any]:
     """Sends; where that fails, returns a future that has failed, so that the other members of a group are called."""
     try:
         return send()
+    except (WorkerLostError, NotAMemberError) as e:
+        return failed_future(e.with_traceback(None))  # where it was sent says nothing to who waits
     except Exception as e:
         return failed_future(e)
 

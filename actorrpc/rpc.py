@@ -147,7 +147,8 @@ def _prepare(session: Session) -> None:
 def _check_fresh() -> None:
     there = current().worker if is_available() else foreign()
     if there is not None:
-        raise RuntimeError(f"RPC is already initialized in this process, as {there}; call shutdown first")
+        way = "call shutdown first (a guest: close the world that attach returned)"
+        raise RuntimeError(f"RPC is already initialized in this process, as {there}; {way}")
 
 
 def _numbers(rank: int, world_size: int | None, init_method: str) -> tuple[int, int]:

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -380,6 +380,25 @@ def test_a_wait_in_a_coroutine_is_an_error_that_says_to_await() -> None:
 # --- what follows the coroutine ---------------------------------------------------------------------------------------
 
 
+class AsksByName(rpc.Actor):
+    async def ask(self) -> Any:
+        reference = rpc.named("nobody yet", gap=20)
+        with pytest.raises(rpc.BlockingWaitError, match=r"who has the name 'nobody yet'.*was not sent"):
+            reference.rpc_async().greatest()
+        with pytest.raises(rpc.BlockingWaitError, match=r"to_thread\(reference\.now\)"):
+            reference.stream().greatest()
+        waiting = asyncio.create_task(asyncio.to_thread(reference.now))
+        await asyncio.sleep(0.05)
+        await asyncio.to_thread(Meeting.spawn, 0, name="nobody yet")
+        await waiting
+        return await reference.rpc_async().greatest()
+
+
+@inside
+def test_a_name_that_nobody_has_is_awaited_in_a_thread_and_else_an_error_that_says_so() -> None:
+    assert AsksByName.spawn(OTHER).rpc_sync(timeout=20).ask() == 0
+
+
 @inside
 def test_the_autograd_context_follows_the_coroutine() -> None:
     there, helper = rpc.remote(1, Weight), rpc.remote(0, Weight)
@@ -651,6 +670,39 @@ async def _note_the_end(ended: str, begun: str) -> None:
     except BaseException as e:
         Path(ended).write_text(type(e).__name__)
         raise
+
+
+class Endless(rpc.Actor, concurrency=3):
+    """Makes items, and has the other one take them, for as long as the world lasts."""
+
+    async def items(self) -> AsyncIterator[int]:
+        try:
+            while True:
+                await asyncio.sleep(0.01)
+                yield 1
+        finally:
+            print("closed", self.name, flush=True)
+
+    async def take(self, name: str) -> None:
+        async for _ in rpc.named(name).stream().items():
+            self.taken = True
+
+    def has_taken(self) -> bool:
+        return hasattr(self, "taken")
+
+
+class EndsFirst(rpc.Actor):
+    def main(self) -> None:
+        one, two = self.world.endless
+        one.tell().take(two.owner_name())
+        until(one.rpc_sync().has_taken)
+
+
+def test_what_goes_on_until_the_end_of_the_world_is_no_failure(capfd: pytest.CaptureFixture[str]) -> None:
+    rpc.launch(options=options(), driver=EndsFirst, endless=rpc.Role(Endless, 2))
+    out, err = capfd.readouterr()
+    assert "closed endless:1" in out
+    assert err == ""
 
 
 def test_a_worker_that_closes_itself_in_a_coroutine_does_not_hang() -> None:

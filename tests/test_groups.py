@@ -11,7 +11,8 @@ import pytest
 import torch
 
 import actorrpc as rpc
-from tests.checks import Checks, options
+from tests.checks import Checks, options, until
+from tests.worlds import World
 
 check = Checks()
 
@@ -479,3 +480,38 @@ def outcomes() -> dict[str, str]:
 def test_in_one_world(outcomes: dict[str, str], check: str) -> None:
     outcome = outcomes[check]
     assert outcome == "", outcome
+
+
+# --- a member that is dead --------------------------------------------------------------------------------------------
+
+
+class Held(rpc.Actor):
+    def where(self) -> str:
+        return self.worker.name
+
+
+GROUP: list[rpc.Group] = []
+
+
+def make_a_group() -> None:
+    GROUP.append(rpc.Group([Held.spawn(1), Held.spawn(2)]))
+
+
+def call_it_after_a_death() -> None:
+    group = GROUP.pop()
+    until(lambda: len(rpc.World().workers) == 2)
+    assert [group.pick().rpc_sync().where() for _ in range(4)] == [["worker1"]] * 4
+    assert [group.pick(least_loaded=True).rpc_sync().where() for _ in range(4)] == [["worker1"]] * 4
+    with pytest.raises(rpc.GroupError, match="1 of 2 members.*worker2.*was not sent") as caught:
+        group.rpc_sync().where()
+    assert caught.value.exceptions[0].__traceback__ is None, "which would be all of the library's inside"
+    with pytest.raises(rpc.GroupError, match="worker2"):
+        group[1:].pick().rpc_sync().where()
+
+
+def test_a_member_that_is_dead_is_not_picked_while_others_are_there() -> None:
+    """It has no calls under way, and so would seem to be the one with the least load."""
+    with World(3) as world:
+        world.on(0, make_a_group)
+        world.kill(2)
+        world.on(0, call_it_after_a_death)

@@ -441,9 +441,13 @@ def generate() -> Iterator[int]:
 
 @inside
 def test_results_that_cannot_be_written_or_read_end_the_call_soon() -> None:
+    lock = threading.Lock()
     with raised_within(2.0):
-        with pytest.raises(rpc.SerializationError, match=r"lock"):
+        with pytest.raises(rpc.SerializationError, match=r"_thread\.lock at result \(TypeError"):
             rpc.rpc_sync(OTHER, give_lock)
+        for args, kwargs, place in (((1, [lock]), {}, r"args\[1\]\[0\]"), ((), {"x": lock}, r"kwargs\['x'\]")):
+            with pytest.raises(rpc.SerializationError, match=place):
+                rpc.rpc_sync(OTHER, abs, args=args, kwargs=kwargs)
         with pytest.raises(rpc.SerializationError, match=r"generator.*stream\(\)"):
             rpc.rpc_sync(OTHER, generate)
         with pytest.raises(rpc.DeserializationError, match="it does not load") as caught:

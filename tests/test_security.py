@@ -236,6 +236,21 @@ def test_a_token_that_rank_0_does_not_have_is_an_error_on_every_rank_soon(proces
     assert max(came.took for came in (first, with_one, without)) < 25
 
 
+def test_that_rank_0_had_another_token_is_told_although_it_has_ended_since(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there: list[bytes | None] = [b'{"session": "s", "endpoints": ["ipc:///nowhere"]}']
+    monkeypatch.setattr(sealed.HintStore, "read", lambda *_: there[0])
+    monkeypatch.setattr(sealed, "knock", lambda *_, **__: True)
+    store = sealed.SealedStore(f"file://{tmp_path}/store", 1, Keys.of(TOKEN))
+    later = time.monotonic() + 60
+    assert store.read(later) is None
+    there[0] = None
+    assert store.read(later) is None, "another one may come"
+    with pytest.raises(AuthenticationError, match="without a security_token, and this worker has one"):
+        store.read(time.monotonic() + 0.5)
+
+
 def test_a_world_goes_on_while_one_without_its_token_tries_to_join(processes: World, method: str) -> None:
     folder = Path(processes.folder)
     done = folder / f"done-{next(_rounds)}"

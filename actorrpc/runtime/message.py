@@ -75,6 +75,10 @@ class Route(Enum):
     GRADIENTS = "gradients"
 
 
+_PLACES: Final = {"[0]": "func", "[1]": "args", "[2]": "kwargs"}
+"""How users call the parts of a request."""
+
+
 class Parcel:
     """What a reducer may know of the message that is being written or read (`wire.codec.writing`, `reading`).
 
@@ -116,6 +120,15 @@ class Parcel:
         if self.trace is not None:
             self.trace.seal()
         return value
+
+    def called(self, path: str) -> str:
+        """Returns how users call a part of what is written: `args[0].lock`, `result.lock`."""
+        if self.route is not Route.REQUEST:
+            return f"result{path}"
+        for place, name in _PLACES.items():
+            if path.startswith(place):
+                return name + path[len(place) :]
+        return f"message{path}"
 
     def restart(self) -> None:
         """Forgets what was noted: the message is written a second time, by other means."""

@@ -75,6 +75,8 @@ class Record:
         )
 
     def __str__(self) -> str:
+        if self.guest:  # whose number says nothing to users
+            return f'guest "{self.name}" (host {self.host}, pid {self.pid})'
         return f'worker "{self.name}" (rank {self.rank}, host {self.host}, pid {self.pid})'
 
 

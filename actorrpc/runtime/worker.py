@@ -419,6 +419,9 @@ class Worker:
         if not message.wants_answer:
             peer = self.peers.get(message.caller)
             who = peer.record if peer is not None else f"rank {message.caller}"
+            if self.ending and isinstance(error, NotAMemberError):  # what was to go on until the end is no failure
+                failures.info("%s: a message from %s was cut short by the end", self, who, exc_info=error)
+                return
             log.error("%s: a message from %s failed", self, who, exc_info=error)
             return
         failures.info("%s: a call failed, of which the caller is told", self, exc_info=error)

@@ -28,6 +28,8 @@ _KNOCK_SECONDS = 1.0
 _PAUSE_SECONDS = 1.0
 _PATIENCE_SECONDS = 3.0
 """How long a hint of somebody else's must stay, where somebody answers, until it is taken for rank 0's own."""
+_GONE_SECONDS = 10.0
+"""How long another rank 0 may take to come, once one that had another token has ended."""
 
 
 class SealedStore(HintStore):
@@ -45,7 +47,7 @@ class SealedStore(HintStore):
         self._keys = keys
         self._foreign: bytes | None = None
         self._answers_since: float | None = None
-        self._look_again = 0.0
+        self._look_again = self._seen = 0.0
 
     def publish(self, hint: bytes, deadline: float) -> None:
         """Leave the hint; see ``HintStore``."""
@@ -59,6 +61,7 @@ class SealedStore(HintStore):
         """
         found = super().read(deadline)
         if found is None:
+            self._look_back(deadline)
             return None
         if self._keys is None:
             hint = found if words_in(found) is None else None
@@ -71,6 +74,7 @@ class SealedStore(HintStore):
     def _look_into(self, found: bytes, deadline: float) -> None:
         """Sees whether somebody is at the place that a hint of somebody else's names, and raises once that is sure."""
         now = time.monotonic()
+        self._seen = now
         if found != self._foreign:
             self._foreign, self._answers_since, self._look_again = found, None, now
         if now >= self._look_again:
@@ -81,6 +85,14 @@ class SealedStore(HintStore):
         answers = self._answers_since is not None
         if (self._answers_since is not None and now - self._answers_since >= _PATIENCE_SECONDS) or now + 1 >= deadline:
             raise self._refusal(found, answers, now)
+
+    def _look_back(self, deadline: float) -> None:
+        """Raises where a rank 0 that answered, and had no such token, has ended since: for want of this worker."""
+        if self._foreign is None or self._answers_since is None:
+            return
+        now = time.monotonic()
+        if now - self._seen >= _GONE_SECONDS or now + 1 >= deadline:
+            raise self._refusal(self._foreign, True, now)
 
     def _somebody_answers(self, found: bytes, seconds: float) -> bool:
         sealed = words_in(found)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from actorrpc.errors import NotAMemberError
 from actorrpc.runtime.cells import MailboxCell
 from actorrpc.runtime.handling import NO_CONTEXT, here
 from actorrpc.runtime.lanes import Job
@@ -224,6 +225,8 @@ class SourceCell(MailboxCell):
                 getattr(self._items, "close", _nothing)()
             elif self._worker.open and hasattr(self._items, "aclose"):
                 loop_of(self._worker).answer(end, self._items.aclose(), lambda _: None)
+        except NotAMemberError:
+            pass  # the worker is at its end, and its loop, as it ends, closes what is left
         except Exception:
             log.exception("%s: the end of %s failed", self._worker, self.what)
 

@@ -253,7 +253,7 @@ class Codec:
         except Exception as error:
             path, culprit = self._locate(obj, notes, by_value)
             _restart(notes)
-            raise SerializationError(_complaint(path, culprit, error)) from error
+            raise SerializationError(_complaint(path, culprit, error, notes)) from error
         return [b"".join(chunks), *message.frames]
 
     def _writing(self, notes: Any) -> Writing:
@@ -375,15 +375,20 @@ def _parts(obj: Any) -> Iterator[tuple[str, Any]]:
             yield f".{name}", value
 
 
-def _complaint(path: str, culprit: object, error: BaseException) -> str:
+def _complaint(path: str, culprit: object, error: BaseException, notes: Any) -> str:
     kind = type(culprit)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-    what = f"cannot write an object of type {name}" + (f" at message{path}" if path else "")
+    called = getattr(notes, "called", "message{}".format)(path)
+    what = f"cannot write an object of type {name}" + (f" at {called}" if called != "message" else "")
+    what += f" ({_words(error)})"
     if isinstance(culprit, types.GeneratorType | types.CoroutineType | types.AsyncGeneratorType):
         what += "; it can only run where it was made, so send what it gives (list(it), say) instead"
     elif path:
-        what += "; leave it out (`__getstate__`), or make what holds it on the worker where it is used: rpc.remote"
-    return f"{what}: {_words(error)}"
+        what += (
+            "; leave it out (`__getstate__`), say how it is written (register_reducer), or make what holds it on the "
+            "worker where it is used (rpc.remote)"
+        )
+    return what
 
 
 def _words(error: BaseException) -> str:
