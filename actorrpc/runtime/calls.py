@@ -365,7 +365,7 @@ class Calls:
 
 
 def _raise(*args: Any) -> None:
-    """Raises the last argument. Called where an object was to be made, or with an object of which a method was to be."""
+    """Raises the last argument. Called where an object was to be made, or with one of which a method was."""
     raise args[-1]
 
 
