@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -75,6 +76,38 @@ def test_a_reader_that_has_had_enough_is_no_error_with_a_traceback(line: list[st
     finally:
         os.close(writer)
     assert (done.returncode, done.stderr) == (1, "")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full on this system")
+@pytest.mark.parametrize(
+    "line, unbuffered",
+    [
+        (["version"], ""),
+        (["version"], "1"),
+        (["check"], ""),
+        (["top", "--help"], ""),  # unbuffered, argparse would write it by itself, and not say that it cannot
+        (["--version"], ""),
+        (["launch", "os:getpid"], ""),
+    ],
+)
+def test_output_that_cannot_be_written_is_said_in_one_line(line: list[str], unbuffered: str) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "actorrpc", *line], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60,
+            check=False, env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+        )  # fmt: skip
+    named = "actorrpc" if line[0].startswith("--") else f"actorrpc {line[0]}"
+    assert done.stderr == f"{named}: what it prints cannot be written: No space left on device\n"
+    assert done.returncode == 1
+
+
+def test_another_error_of_the_system_is_not_taken_for_one_of_the_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: object) -> int:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "something")
+
+    monkeypatch.setattr("actorrpc.commands.version.runs", fail)
+    with pytest.raises(FileNotFoundError):
+        main(["version"])
 
 
 @pytest.mark.parametrize(

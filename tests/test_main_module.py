@@ -169,6 +169,74 @@ def test_a_name_that_only_the_callers_run_of_the_script_has_goes_again_by_value(
     assert len(asked) == 1, asked  # known from then on
 
 
+LOCKED = DEFINITIONS + """
+import threading
+lock = threading.Lock()
+"""
+LATE = """
+def late(x):
+    with lock:
+        return x
+"""
+
+
+def error_of(function: Any, *args: Any) -> str:
+    with pytest.raises(Exception) as caught:  # noqa: PT011  whichever
+        function(*args)
+    return f"{type(caught.value).__name__}: {caught.value}"
+
+
+def fetch(ref: rpc.RRef[Any]) -> str:
+    return error_of(ref.to_here, 0.0)
+
+
+@pytest.mark.parametrize("way", ["a function", "a method"])
+def test_whoever_waits_for_an_object_that_cannot_be_sent_for_by_value_either_is_told(way: str, tmp_path: Path) -> None:
+    """The callee has no such name, and the caller cannot write what it stands for: it holds a lock."""
+
+    def program(rank: int, main: Any) -> tuple[list[str], list[int]]:
+        asked = resends()
+        if rank:
+            return [], asked
+        exec(LATE, vars(main))
+        held = rpc.remote(1, dict)
+        assert held.to_here() == {}
+        ref = rpc.remote(1, main.late, args=(1,)) if way == "a function" else held.remote().setdefault(1, main.late)
+        passed_on = rpc.rpc_async(2, fetch, args=(ref,))  # while nobody knows of it yet
+        said = [fetch(ref), fetch(ref), passed_on.wait()]
+        assert held.to_here() == {}
+        return said, asked
+
+    (said, asked), _, _ = run_mains(program, *[(LOCKED, tmp_path / f"{rank}.py") for rank in range(3)])
+    assert len(asked) == 1
+    assert len(said) == 3
+    assert all(one.startswith("SerializationError: ") and "_thread.lock" in one for one in said), said
+
+
+def by_name_only() -> Any:
+    """Returns what goes by its name in `__main__`, also where the rest goes by value."""
+    main: Any = sys.modules["__main__"]
+
+    class ByName:
+        def __reduce__(self) -> Any:
+            return names.resolve, ("__main__", "no_such_thing")
+
+    main.ByName = ByName
+    return ByName()
+
+
+def test_an_object_for_which_a_name_is_missing_by_value_too_is_told_to_be_missing(tmp_path: Path) -> None:
+    def program(rank: int, main: Any) -> list[str]:
+        if rank:
+            return []
+        ref = rpc.remote(1, rpc.RRef, args=(by_name_only(),))
+        return [rpc.rpc_async(2, fetch, args=(ref,)).wait(), fetch(ref)]
+
+    said, _, _ = run_mains(program, *[(DEFINITIONS + f"x = {n}", tmp_path / f"{n}.py") for n in range(3)])
+    assert len(said) == 2
+    assert all("has no 'no_such_thing'" in one for one in said), said
+
+
 CACHED = """
 import functools
 

@@ -203,6 +203,17 @@ def test_perfetto_takes_the_ids_of_all_arrows(trio: World, tmp_path: Path) -> No
         assert int(event["id"], 16) < 2**64, event  # others are `flow_invalid_id` to it, and not drawn
 
 
+def test_what_lasts_beyond_its_thread_belongs_to_its_worker(trio: World, tmp_path: Path) -> None:
+    trio.on(0, recorded, f"{tmp_path}/trace.json")
+    events, _ = read(tmp_path / "trace.json")
+    lasting = [event for event in events if event["ph"] in "be" and event["cat"] == "lasting"]
+    assert {event["pid"] for event in lasting if "#later(" in event["name"]} == {1, 2}
+    assert not [event for event in lasting if "id" in event]  # Perfetto would show it under no worker
+    ends = [(event["pid"], event["id2"]["local"], event["ph"]) for event in lasting]
+    assert len(ends) == len(set(ends))
+    assert {(row, which, "e") for row, which, phase in ends if phase == "b"} == {one for one in ends if one[2] == "e"}
+
+
 def test_the_items_of_a_stream_that_are_under_way_together_do_not_overlap_in_a_row(trio: World, tmp_path: Path) -> None:
     trio.on(0, recorded, f"{tmp_path}/trace.json", "stream")
     events, _ = read(tmp_path / "trace.json")

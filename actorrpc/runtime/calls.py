@@ -7,7 +7,7 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
-from actorrpc.errors import ActorRPCError, CancelledError, RPCTimeoutError
+from actorrpc.errors import ActorRPCError, CancelledError, RPCTimeoutError, SerializationError
 from actorrpc.runtime.completion import Call, describe
 from actorrpc.runtime.handling import NO_CONTEXT, here
 from actorrpc.runtime.lanes import Job, Lane
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from actorrpc.runtime.futures import Future
-    from actorrpc.runtime.message import Parcel
+    from actorrpc.runtime.message import Outgoing, Parcel
     from actorrpc.runtime.worker import Worker
     from actorrpc.wire.envelope import Frame
 
@@ -187,18 +187,33 @@ class Calls:
             worker.peers[call.peer].by_value = True
             frames, parcel = again()
             call.refs = parcel if parcel.refs else None
-            target = envelope.unpack(memoryview(answer[0]))
-            remaining = _NEVER if call.deadline is None else max(0.001, call.deadline - worker.clock.now())
+            call.sent_flags &= ~Flag.NEEDS_VALUE
+            out = self._header_of(call, answer, call.sent_flags)
             self.pending[call.id] = call
-            out = (
-                Kind.REQUEST, call.sent_flags, call.id, target.creator, target.local, target.chain, target.context,
-                remaining,
-            )  # fmt: skip
             worker.emit(call.peer, out, frames, False, parcel.trace)
         except BaseException as e:
+            if call.sent_flags & Flag.KEEP:
+                self._say_unmade(call, answer, e)
             worker.limits.answered(call.id)
             self.pending[call.id] = call
             self.fail(call, e)
+
+    def _header_of(self, call: Call, answer: Sequence[Frame], flags: int) -> Outgoing:
+        """Returns the header of what goes to a call's target once more."""
+        target = envelope.unpack(memoryview(answer[0]))
+        remaining = _NEVER if call.deadline is None else max(0.001, call.deadline - self._worker.clock.now())
+        return Kind.REQUEST, flags, call.id, target.creator, target.local, target.chain, target.context, remaining
+
+    def _say_unmade(self, call: Call, answer: Sequence[Frame], error: BaseException) -> None:
+        """Has the callee put an error in the place of an object that nothing will be sent for: others may wait there.
+        The answer comes when the call is over, and is dropped.
+        """
+        worker, known = self._worker, SerializationError(f"{describe(call.what)} was never sent: {error}")
+        try:
+            frames, _ = worker.write((_raise, (known,), {}), call.peer)
+            worker.emit(call.peer, self._header_of(call, answer, Flag.KEEP), frames)
+        except ActorRPCError as e:
+            log.debug("%s: rank %d could not be told of %r: %s", worker.record.name, call.peer, error, e)
 
     def abandon(self, call: Call) -> None:
         """Gives up a call whose thread was interrupted: nobody will read the answer, but references in it count."""
@@ -350,6 +365,11 @@ class Calls:
         for call in list(self.pending.values()):
             if peer is None or call.peer == peer:
                 self.fail(call, error())
+
+
+def _raise(*args: Any) -> None:
+    """Raises the last argument. Called where an object was to be made, or with one of which a method was."""
+    raise args[-1]
 
 
 def _take_back(parcel: Parcel) -> None:

@@ -239,6 +239,7 @@ class Worker:
         again = None
         if mentions_main(frames) and not self._has_another_main(to):
             again = lambda: self.write(body, to, context, by_value=True)  # noqa: E731
+            flags |= Flag.NEEDS_VALUE
         return self.calls.post(
             to, target, frames, timeout, what, parcel, again, then, note, flags, None, context, number, bounded, counted
         )

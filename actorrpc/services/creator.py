@@ -10,6 +10,7 @@ from actorrpc.runtime.lanes import Job, Lane
 from actorrpc.runtime.message import GivenUp
 from actorrpc.services.executor import invoke
 from actorrpc.services.ids import CREATOR
+from actorrpc.wire.envelope import Flag
 from actorrpc.wire.names import lacks_main
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def keeping(message: Message) -> Iterator[Callable[[Any], None]]:
     except GivenUp:
         raise  # it is dropped like one that has not begun
     except BaseException as e:
-        if message.read or not lacks_main(e):
+        if message.read or not (message.flags & Flag.NEEDS_VALUE and lacks_main(e)):
             kept.fill(None, e)  # else the caller sends it again, by value
         raise
 

@@ -336,8 +336,10 @@ class _Drawn:
         return event
 
     def _lasting(self, name: str, which: str, thread: int, begun: int, ended: int) -> Iterator[Event]:
-        """Of what lasts beyond the thread's own part: it has a row of its own, as it may overlap others."""
-        event = {"name": name, "cat": "lasting", "id": which, "pid": self._row, "tid": thread}
+        """Of what lasts beyond the thread's own part: it has a row of its own, as it may overlap others. A local id
+        makes it one of its process; with a plain one viewers may show it apart from all of them.
+        """
+        event = {"name": name, "cat": "lasting", "id2": {"local": which}, "pid": self._row, "tid": thread}
         yield {**event, "ph": "b", "ts": self._us(begun)}
         yield {**event, "ph": "e", "ts": self._us(ended)}
 

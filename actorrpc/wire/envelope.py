@@ -66,7 +66,8 @@ class Flag:
     REFS: Final = 1
     """The payload holds references: whoever drops the message must load it, so that their counts come out right."""
     NEEDS_VALUE: Final = 2
-    """An error that says: nothing was run, since a name of `__main__` is unknown here; send it by value."""
+    """An error that says: nothing was run, since a name of `__main__` is unknown here; send it by value. A request that
+    says: its sender can."""
     CONTROL: Final = 8
     """A message of the library's own house-keeping: not counted as work that a graceful end waits for."""
     KEEP: Final = 16
