@@ -173,8 +173,7 @@ class Verdicts:
         worker.members.lose(peer.record.id, f"it has taken this worker for lost: {reason}")
         self.reconsider()
         if new and speaks and lost_it:
-            self._ask_all()
-            worker.keeper.after(worker.transport.silence / 2, self._ask_all)  # they may hear of it later than this one
+            worker.keeper.after(worker.transport.silence / 2, self._ask_all)  # before, they may not have heard of it
 
     def _ask_all(self) -> None:
         doubts = self._worker.doubts

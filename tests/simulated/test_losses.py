@@ -134,6 +134,33 @@ def test_two_parts_that_have_lost_each_other_both_go_on_and_one_that_is_alone_kn
                         assert bool(against(world, rank)) == (len(part) == 1), (seed, part, rank)
 
 
+def test_who_alone_has_lost_the_herald_soon_knows_that_the_world_goes_on_without_it() -> None:
+    for seed in SEEDS:
+        with SimWorld(size=SIZE, seed=seed) as world:
+            soon(world, world.sessions[2].worker.members.lose, 0, "a gap")
+            world.settle(1.5)
+            assert standings(world, 2) == [Standing.LOST] * 3, seed
+            assert [bool(against(world, rank)) for rank in range(SIZE)] == [False, False, True, False], seed
+
+
+def test_what_one_says_who_is_out_holds_for_nobody_else() -> None:
+    """Worker 3 has not heard yet that 1 is out, and calls it; 1 has lost all others, and has the lowest number left."""
+    for seed in SEEDS:
+        faults = Faults(seed, active=False).drop(kind="tell", when=lambda p: (p.sender, p.to) == (0, 3), times=1)
+        with SimWorld(size=SIZE, seed=seed, faults=faults) as world:
+            faults.active = True
+            soon(world, world.sessions[0].worker.members.lose, 1, "a gap")
+            world.settle(0.5)
+            assert standings(world, 1) == [Standing.LOST, Standing.LOST, Standing.MEMBER], seed
+
+            def call() -> None:
+                with pytest.raises(WorkerLostError, match="it has taken this worker for lost"):
+                    rpc.rpc_sync(1, abs, args=(-1,))
+
+            world.run(None, None, None, call)
+            assert not against(world, 3), seed
+
+
 # -- one message of those about a loss comes to harm
 
 HARMS: dict[str, dict[str, float]] = {"drop": {}, "reorder": {}, "repeat": {}, "delay": {"seconds": 2.0}}
