@@ -233,6 +233,7 @@ class Crew:
 
     def _put_down(self) -> bool:
         """Gives leadership up; returns whether a waiting caller was told to take it."""
+        self._turns += 1  # before: else a keeper who looks just now takes it for long free
         self._lead.release()
         return self._offer()
 
