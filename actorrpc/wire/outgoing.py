@@ -84,12 +84,11 @@ class Outgoing:
             KeyError: the way was closed.
         """
         message: Sequence[Frame] | _Stowed = frames
-        if len(frames) > 1:
-            if sum(map(len, frames)) >= LARGE:
-                message = self._stow(frames)
-                if not lasting and message is frames:
-                    message = snapshot(frames)
-                lasting = True
+        if len(frames) > 1 and sum(map(len, frames)) >= LARGE:
+            message = self._stow(frames)
+            if not lasting and message is frames:
+                message = snapshot(frames)
+            lasting = True
         with self._lock:
             if not self._open:
                 raise KeyError(self.socket)
