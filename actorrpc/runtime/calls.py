@@ -67,9 +67,10 @@ class Calls:
         number: int | None = None,
         bounded: bool = False,
         counted: bool = False,
+        lasting: bool = True,
     ) -> Call:
         """Sends a request whose payload is written. Arguments and errors: see `Worker.request`; `chain`: the call
-        chain, where that is not the present thread's.
+        chain, where that is not the present thread's; `lasting`: see `Transport.send`.
         """
         worker = self._worker
         if timeout < 0:
@@ -107,7 +108,7 @@ class Calls:
                 Kind.REQUEST, flags, call.id, *target, worker.chain() if chain is None else chain, context,
                 remaining,
             )  # fmt: skip
-            worker.emit(to, out, frames, hold, parcel.trace if parcel is not None else None)
+            worker.emit(to, out, frames, hold, parcel.trace if parcel is not None else None, lasting)
         except BaseException:
             self.pending.pop(call.id, None)
             worker.limits.answered(call.id)

@@ -8,15 +8,16 @@ One thread at a time *leads*: only it receives. THREAD RULES:
   gives the request to the pool and resigns: somebody who serves is better served by a leader from the pool.
   So does one that has waited for long when something for somebody else comes, who had better lead in the next wait.
 - TR4: leadership put down goes to a waiting caller, or lies free until a thread of the pool takes it up; if none does
-  within a tick, the keeper sends one. A tick is a millisecond, and the keeper does not sleep while leadership is free.
+  within a tick, the keeper sends one, or within four where that was in vain of late (`vacancy`). A tick is a
+  millisecond, and the keeper does not sleep while leadership is free.
 - TR5: `limit` bounds handlers that run. One that waits through `wait` lends its place. Waits that nobody can see
   (an Event, a lock, a collective) are known by the standstill: when jobs of a lane are queued and none of it has ended
   for 50 ms, its limit grows (`lanes`). The keeper sees to that: whoever queues what cannot run at once wakes it.
 - TR6: an answer may be held back, to leave together with others, by a thread of the pool that goes on to receive or to
   run what is queued; it sends what is held before it blocks in anything, and the keeper does so at every tick.
 - TR7: control jobs run one after the other and never queue behind handlers. They must not block.
-- TR8: a job that is put off waits until a thread of the pool has nothing else to do, or until the next tick, for which
-  the keeper sends a thread.
+- TR8: a job that is put off waits until a thread of the pool has nothing else to do, or for ten ticks: then the keeper
+  sends a thread.
 - TR9: a call that nobody waits for at once is held back, too, while many are under way to its peer: it leaves with the
   next ones, before a thread waits for anything or a loop for its coroutines', at the end of a job of the pool's that
   held it and has no more messages behind it, or at the next tick. The keeper is woken after something is held: before,
@@ -33,6 +34,7 @@ from typing import TYPE_CHECKING
 from actorrpc.runtime.completion import Waiter
 from actorrpc.runtime.forked import end_child
 from actorrpc.runtime.lanes import Job, Lane, Lanes, Place
+from actorrpc.runtime.vacancy import Vacancy
 from actorrpc.wire.transport import AT_ONCE, LATER, SOON
 
 if TYPE_CHECKING:
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("actorrpc")
 TICK = 0.001
+_PUT_OFF_TICKS = 10
 _IDLE_SECONDS = 2.0
 _LONG_WAIT = 0.25
 _get_ident = threading.get_ident
@@ -68,7 +71,8 @@ class Crew:
         self._name, self._transport, self._clock, self._route = name, transport, clock, route
         self._lanes = Lanes(limit)
         self._lead = threading.Lock()
-        self._turns = self._turns_seen = 0
+        self._turns = self._put_off_for = 0
+        self._vacancy = Vacancy(TICK / 2)
         self._waited = 0.0
         """When a caller's last wait ended: only callers in a tight loop ask a thread of the pool for leadership."""
         self._pool_leads = self._asked = self._guest = False
@@ -209,9 +213,13 @@ class Crew:
 
     def _lead_for_pool(self) -> Job | None:
         """Receives until there is a job that may run at once; returns it with its place taken."""
-        receive, route = self._transport.receive, self._route
+        receive, route, now = self._transport.receive, self._route, self._clock.now
+        began = now() if self._vacancy.taken() else None
         while not self._asked and not self.stopping:
             frames = receive(None)
+            if began is not None:
+                self._vacancy.served(now() - began, frames is not None)
+                began = None
             if frames is None:
                 continue
             job = route(frames)
@@ -359,18 +367,14 @@ class Crew:
         if busy := self._transport.holding:
             self._transport.flush()
         with self._door:
-            if not self._lead.locked():
-                busy = True
-                if self._turns == self._turns_seen:
-                    gates.append(self._hand())
-            if self._turns != self._turns_seen:
-                busy = True
-                self._turns_seen = self._turns
-            if self._lanes.put_off:
-                busy = True
-                if self._lanes.free(self._lanes.put_off[0][0]):
-                    gates.append(self._hand())
-            busy = busy or self._lanes.crowded
+            free = not self._lead.locked()
+            changed, send = self._vacancy.tick(free, self._turns)
+            if send:
+                gates.append(self._hand())
+            self._put_off_for = self._put_off_for + 1 if self._lanes.put_off else 0
+            if self._put_off_for >= _PUT_OFF_TICKS and self._lanes.free(self._lanes.put_off[0][0]):
+                gates.append(self._hand())
+            busy = busy or free or changed or self._put_off_for > 0 or self._lanes.crowded
             gates += [self._hand() for _ in range(self._lanes.grow(now))]
         for gate in gates:
             if gate is not None:

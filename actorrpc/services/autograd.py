@@ -17,7 +17,7 @@ from actorrpc.services.leaves import Leaves
 from actorrpc.services.passes import Aborted, Pass
 from actorrpc.wire.envelope import Flag, Kind
 from actorrpc.wire.failures import read_failure, write_failure
-from actorrpc.wire.transport import SOON, snapshot
+from actorrpc.wire.transport import SOON
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -191,7 +191,6 @@ class Autograd:
         """Has a worker begin its part in a pass. Raises as `Worker.request` does."""
         worker = self.worker
         frames, parcel = worker.write(body, peer, route=Route.GRADIENTS)
-        frames = snapshot(frames)  # gradients become somebody's `.grad`, which hooks and optimizers change in place
 
         def note(call: Call) -> None:
             if call.failed:
@@ -202,6 +201,7 @@ class Autograd:
         worker.calls.post(
             peer, AUTOGRAD, frames, 0.0, "a backward pass", parcel, note=note, flags=Flag.CONTROL, chain=begun.id,
             context=begun.context.id,
+            lasting=False,  # gradients become somebody's `.grad`, which hooks and optimizers change in place
         )  # fmt: skip
 
     def send_grads(self, begun: Pass, peer: int, number: int, grads: Grads | None) -> None:

@@ -39,7 +39,7 @@ APART = 1 << 16
 TURNS = 16
 """How often a way reads or writes before others have their turn."""
 NO_WAIT = getattr(socket, "MSG_DONTWAIT", 0) | getattr(socket, "MSG_NOSIGNAL", 0)
-_COPY_BELOW = 262144
+_COPY_BELOW = LARGE
 """Bytes below which what the socket does not take of a frame is copied."""
 _GATHER = 64
 """How many pieces are written at once."""
@@ -84,14 +84,16 @@ class Outgoing:
             KeyError: the way was closed.
         """
         message: Sequence[Frame] | _Stowed = frames
-        if len(frames) > 1:
-            if sum(map(len, frames)) >= LARGE:
-                message = self._stow(frames)
+        if len(frames) > 1 and sum(map(len, frames)) >= LARGE:
+            message = self._stow(frames)
             if not lasting and message is frames:
                 message = snapshot(frames)
+            lasting = True
         with self._lock:
             if not self._open:
                 raise KeyError(self.socket)
+            if self._sending and not lasting:  # it has to wait here; else what the socket does not take is copied
+                message = snapshot(frames)
             held = self._held
             held.append(message)
             if hold and len(held) < _HOLD_AT_MOST and len(frames) == 1 and len(frames[0]) < _HOLD_BELOW:

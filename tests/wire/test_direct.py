@@ -10,6 +10,7 @@ import struct
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -103,6 +104,32 @@ def test_what_a_full_socket_does_not_take_leaves_when_there_is_room(pair: tuple[
     (first, second) = receive(there, 2, here)
     assert bytes(first[1]) == large
     assert second == [b"second"]
+
+
+@pytest.mark.parametrize("in_the_midst_of_a_send", [False, True])
+def test_frames_that_do_not_last_may_change_as_soon_as_they_are_sent(
+    in_the_midst_of_a_send: bool, pair: tuple[ZmqTransport, ZmqTransport]
+) -> None:
+    here, there = pair
+    way: Any = here._ways[1]
+    sizes = (1000, 70_000, 200_000, 300_000) * 4  # together far more than a socket takes
+    for size in sizes:
+        frame = bytearray(b"a" * size)
+        way._sending = in_the_midst_of_a_send
+        here.send(1, [b"head", frame], lasting=False)
+        way._sending = False
+        frame[:] = b"b" * size
+    here.flush()
+    came: list[bytes] = []
+
+    def all_came() -> bool:
+        frames = there.receive(0.01)
+        if frames is not None:
+            came.append(bytes(frames[1]))
+        return len(came) == len(sizes)
+
+    until(all_came, here)
+    assert came == [b"a" * size for size in sizes]
 
 
 def test_what_is_sent_before_hanging_up_arrives(pair: tuple[ZmqTransport, ZmqTransport]) -> None:

@@ -1,0 +1,41 @@
+"""For how long leadership may lie free (RULE TR4): longer where nothing lay there for who was sent to take it up."""
+
+from __future__ import annotations
+
+from actorrpc.runtime.vacancy import Vacancy
+
+
+def ticks_until_one_is_sent(vacancy: Vacancy, turns: int) -> int:
+    """Returns at which tick that sees leadership free a thread is sent, when it was taken up `turns` times before."""
+    assert vacancy.tick(False, turns) == (True, False)
+    count = 1
+    while not vacancy.tick(True, turns)[1]:
+        count += 1
+    return count
+
+
+def test_a_thread_is_sent_later_where_that_was_in_vain_and_at_the_first_tick_where_it_was_not() -> None:
+    vacancy = Vacancy(0.5)
+    found = []
+    for turns, (seconds, anything) in enumerate(
+        [(9.0, True), (0.1, False), (9.0, True), (9.0, True), (0.1, True), (9.0, True)], 1
+    ):
+        found.append(ticks_until_one_is_sent(vacancy, turns))
+        assert vacancy.taken()
+        vacancy.served(seconds, anything)
+    assert found == [1, 2, 3, 4, 4, 1]
+
+
+def test_threads_are_sent_until_one_takes_leadership_up() -> None:
+    vacancy = Vacancy(0.5)
+    assert ticks_until_one_is_sent(vacancy, 1) == 1
+    assert vacancy.tick(True, 1) == (False, True)
+    assert vacancy.taken()
+    assert not vacancy.taken()
+
+
+def test_leadership_that_changes_hands_is_not_free_for_long() -> None:
+    vacancy = Vacancy(0.5)
+    assert [vacancy.tick(True, turns) for turns in (1, 2, 3)] == [(True, False)] * 3
+    vacancy.served(9.0, False)
+    assert [vacancy.tick(free, 3)[1] for free in (True, False, True, True)] == [False, False, False, True]
