@@ -36,6 +36,8 @@ T = TypeVar("T")
 S = TypeVar("S")
 _Base: Any = torch._C.Future
 """Of torch's two classes the inner one, whose methods take half as long to call."""
+_NO_CALL = Completion()
+"""In the place of a call that is about to be sent; nobody waits for it."""
 
 
 class Future(torch.futures.Future, Generic[T]):  # type: ignore[type-arg]
@@ -52,9 +54,9 @@ class Future(torch.futures.Future, Generic[T]):  # type: ignore[type-arg]
         super().__init__(devices=devices)
         self._prepare(None)
 
-    def _prepare(self, worker: Worker | None) -> None:
+    def _prepare(self, worker: Worker | None, core: Completion | None = None) -> None:
         self._worker = worker
-        self._core: Completion = Completion()
+        self._core: Completion = Completion() if core is None else core
         self._door = threading.Lock()
         self._settled = self._published = False
         self._value: Any = None
@@ -63,16 +65,16 @@ class Future(torch.futures.Future, Generic[T]):  # type: ignore[type-arg]
         self._callbacks: list[tuple[Callable[[Future[T]], None], int]] = []
 
     @classmethod
-    def _of(cls, worker: Worker) -> Future[Any]:
+    def _of(cls, worker: Worker, core: Completion | None = None) -> Future[Any]:
         future = cls.__new__(cls)
         _Base.__init__(future, [])
-        future._prepare(worker)
+        future._prepare(worker, core)
         return future
 
     @classmethod
     def _of_call(cls, worker: Worker, send: Callable[[Callable[[Call], None]], Call]) -> Future[Any]:
         """Makes the future of a call; `send` sends it, given what to call when it is answered and nobody waits."""
-        future = cls._of(worker)
+        future = cls._of(worker, _NO_CALL)
         future._core = send(future._finish)
         return future
 
@@ -257,6 +259,11 @@ class Future(torch.futures.Future, Generic[T]):  # type: ignore[type-arg]
         self._settle()
         if self._worker is not None:
             self._worker.calls.publish_soon(self)
+
+    def _settle_unseen(self) -> None:
+        """Settles a future that was just made, and of which nobody else knows: torch's part is filled in at once."""
+        self._settle()
+        self._publish()
 
     def _read(self, call: Call) -> T:
         """Reads the call's answer; raises what came instead."""
