@@ -46,7 +46,7 @@ log = logging.getLogger("actorrpc")
 TICK = 0.001
 _IDLE_SECONDS, _LONG_WAIT = 10.0, 0.25
 _SPARE_HANDS = 2
-_WITH_IT = 64
+_WITH_IT = 32
 _get_ident = threading.get_ident
 
 
