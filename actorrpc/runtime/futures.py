@@ -50,6 +50,11 @@ class Future(torch.futures.Future, Generic[T]):  # type: ignore[type-arg]
     completes itself. Callbacks run on a thread of the pool, or at once on the calling thread where the future is done.
     """
 
+    _settled = _published = False
+    _value: Any = None
+    _error: BaseException | None = None
+    _trace: TracebackType | None = None
+
     def __init__(self, *, devices: list[int | str | torch.device] | None = None) -> None:
         super().__init__(devices=devices)
         self._prepare(None)
@@ -58,10 +63,6 @@ class Future(torch.futures.Future, Generic[T]):  # type: ignore[type-arg]
         self._worker = worker
         self._core: Completion = Completion() if core is None else core
         self._door = threading.Lock()
-        self._settled = self._published = False
-        self._value: Any = None
-        self._error: BaseException | None = None
-        self._trace: TracebackType | None = None
         self._callbacks: list[tuple[Callable[[Future[T]], None], int]] = []
 
     @classmethod
@@ -143,7 +144,7 @@ class Future(torch.futures.Future, Generic[T]):  # type: ignore[type-arg]
         handling = here.handling
         if worker is None and handling is not None:
             worker = handling.worker
-        if core.done and handling is not None and handling.turn is awaiting.NO_TURN:
+        if core.done and (handling is None or handling.turn is awaiting.NO_TURN) and not (worker and worker.forked):
             return  # it blocks nobody
         now = worker.clock.now if worker is not None else None
         limit = core.deadline if isinstance(core, Call) else None
@@ -260,10 +261,10 @@ class Future(torch.futures.Future, Generic[T]):  # type: ignore[type-arg]
         if self._worker is not None:
             self._worker.calls.publish_soon(self)
 
-    def _settle_unseen(self) -> None:
-        """Settles a future that was just made, and of which nobody else knows: torch's part is filled in at once."""
-        self._settle()
-        self._publish()
+    def _settle_new(self) -> None:
+        """Settles a future that was just made, and of which nobody else knows, with None."""
+        self._settled = self._published = True
+        _Base.set_result(self, None)
 
     def _read(self, call: Call) -> T:
         """Reads the call's answer; raises what came instead."""

@@ -292,10 +292,12 @@ class _Creation(Future[None]):
         future = cls._of(service.worker, call)
         assert isinstance(future, _Creation)
         future._service = service
-        if not call.done:
-            call.then = future._finish
-        if call.done:  # it may have come before it could see what hangs on it
-            future._settle_unseen()
+        if call.done and not call.failed:
+            future._settle_new()
+            return future
+        call.then = future._finish
+        if call.done:  # it came before it could see what hangs on it
+            future._settle_here()
         return future
 
     def _read(self, call: Call) -> None:
