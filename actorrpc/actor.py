@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from actorrpc.workers import To
 
 log = logging.getLogger("actorrpc")
+_NO_NEW: Any = object.__new__
 _TAKEN = ("name", "role", "index", "worker", "world", "rref")
 """The properties of an actor."""
 
@@ -326,6 +327,8 @@ def install(session: Session) -> None:
         return cell
 
     def construct(entry: Entry, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if type(function) is type and function.__new__ is _NO_NEW:
+            return function(*args, **kwargs)  # what it makes is no actor: their class has a __new__ of its own
         home = _births.home = Home(session, entry, name_of(session, entry))
         try:
             value = function(*args, **kwargs)

@@ -373,7 +373,7 @@ def _backward(ref: RRef[Any], context_id: int, retain_graph: bool) -> None:
 
 def make(session: Session, to: int, func: Callable[..., Any], args: Any, kwargs: Any, timeout: float) -> RRef[Any]:
     """Has a function's result made on a worker; returns a reference to it."""
-    handle = session.objects.create(to, CREATOR, (func, tuple(args), dict(kwargs)), timeout, func)
+    handle = session.objects.create(to, CREATOR, (func, args, kwargs), timeout, func)
     limits = getattr(func, LIMITS, None) if isinstance(func, type) else None
     if limits is not None and limits != (None, None):
         session.worker.limits.learn((to, *handle.ref), *limits)

@@ -48,8 +48,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("actorrpc")
 TICK = 0.001
 _PUT_OFF_TICKS = 10
-_IDLE_SECONDS = 2.0
-_LONG_WAIT = 0.25
+_IDLE_SECONDS, _LONG_WAIT = 2.0, 0.25
+_WITH_IT = 32
 _get_ident = threading.get_ident
 
 
@@ -65,9 +65,8 @@ class Crew:
     """
 
     def __init__(
-        self,
-        name: str, transport: Transport, clock: Clock, route: Callable[[Sequence[Frame]], Job | None], limit: int,
-    ) -> None:  # fmt: skip
+        self, name: str, transport: Transport, clock: Clock, route: Callable[[Sequence[Frame]], Job | None], limit: int
+    ) -> None:
         self._name, self._transport, self._clock, self._route = name, transport, clock, route
         self._lanes = Lanes(limit)
         self._lead = threading.Lock()
@@ -210,6 +209,11 @@ class Crew:
                 if not what.done and now() - began > _LONG_WAIT:
                     waiter.resigned = True
                     return
+        for _ in range(_WITH_IT):  # this thread may wait for what lies there next
+            if self.stopping or not self._transport.crowded or (frames := receive(0)) is None:
+                return
+            if (job := route(frames)) is not None and self.submit(job):
+                return
 
     def _lead_for_pool(self) -> Job | None:
         """Receives until there is a job that may run at once; returns it with its place taken."""

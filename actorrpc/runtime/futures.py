@@ -36,6 +36,8 @@ T = TypeVar("T")
 S = TypeVar("S")
 _Base: Any = torch._C.Future
 """Of torch's two classes the inner one, whose methods take half as long to call."""
+_NO_CALL = Completion()
+"""In the place of a call that is about to be sent; nobody waits for it."""
 
 
 class Future(torch.futures.Future, Generic[T]):  # type: ignore[type-arg]
@@ -48,31 +50,32 @@ class Future(torch.futures.Future, Generic[T]):  # type: ignore[type-arg]
     completes itself. Callbacks run on a thread of the pool, or at once on the calling thread where the future is done.
     """
 
+    _settled = _published = False
+    _value: Any = None
+    _error: BaseException | None = None
+    _trace: TracebackType | None = None
+
     def __init__(self, *, devices: list[int | str | torch.device] | None = None) -> None:
         super().__init__(devices=devices)
         self._prepare(None)
 
-    def _prepare(self, worker: Worker | None) -> None:
+    def _prepare(self, worker: Worker | None, core: Completion | None = None) -> None:
         self._worker = worker
-        self._core: Completion = Completion()
+        self._core: Completion = Completion() if core is None else core
         self._door = threading.Lock()
-        self._settled = self._published = False
-        self._value: Any = None
-        self._error: BaseException | None = None
-        self._trace: TracebackType | None = None
         self._callbacks: list[tuple[Callable[[Future[T]], None], int]] = []
 
     @classmethod
-    def _of(cls, worker: Worker) -> Future[Any]:
+    def _of(cls, worker: Worker, core: Completion | None = None) -> Future[Any]:
         future = cls.__new__(cls)
         _Base.__init__(future, [])
-        future._prepare(worker)
+        future._prepare(worker, core)
         return future
 
     @classmethod
     def _of_call(cls, worker: Worker, send: Callable[[Callable[[Call], None]], Call]) -> Future[Any]:
         """Makes the future of a call; `send` sends it, given what to call when it is answered and nobody waits."""
-        future = cls._of(worker)
+        future = cls._of(worker, _NO_CALL)
         future._core = send(future._finish)
         return future
 
@@ -141,7 +144,7 @@ class Future(torch.futures.Future, Generic[T]):  # type: ignore[type-arg]
         handling = here.handling
         if worker is None and handling is not None:
             worker = handling.worker
-        if core.done and handling is not None and handling.turn is awaiting.NO_TURN:
+        if core.done and (handling is None or handling.turn is awaiting.NO_TURN) and not (worker and worker.forked):
             return  # it blocks nobody
         now = worker.clock.now if worker is not None else None
         limit = core.deadline if isinstance(core, Call) else None
@@ -257,6 +260,11 @@ class Future(torch.futures.Future, Generic[T]):  # type: ignore[type-arg]
         self._settle()
         if self._worker is not None:
             self._worker.calls.publish_soon(self)
+
+    def _settle_new(self) -> None:
+        """Settles a future that was just made, and of which nobody else knows, with None."""
+        self._settled = self._published = True
+        _Base.set_result(self, None)
 
     def _read(self, call: Call) -> T:
         """Reads the call's answer; raises what came instead."""

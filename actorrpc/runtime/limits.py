@@ -129,7 +129,11 @@ class Limits:
         place = to, *target
         with self._door:
             actor, peer = self._actors.get(place), self._peers.get(to)
-            if actor is None or peer is None or not (actor.wide(size) and peer.wide(size)):
+            if (  # written out, since this is called for every message
+                actor is None or peer is None or actor.waiting or peer.waiting
+                or actor.calls >= actor.most_calls or actor.bytes + size > actor.most_bytes
+                or peer.calls >= peer.most_calls or peer.bytes + size > peer.most_bytes
+            ):  # fmt: skip
                 if not self._worker.open:
                     return 0  # as whoever sends will be told
                 self._take_out_gone()

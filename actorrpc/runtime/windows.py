@@ -52,10 +52,6 @@ class Window:
         """Whether there is room for one more message."""
         return self.calls < self.most_calls and (not self.bytes or self.bytes + size <= self.most_bytes)
 
-    def wide(self, size: int) -> bool:
-        """Whether there is room without doubt, and nobody waits for any."""
-        return self.calls < self.most_calls and self.bytes + size <= self.most_bytes and not self.waiting
-
     def add(self, size: int) -> None:
         """Takes up room."""
         self.calls += 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,7 @@ from actorrpc.wire.envelope import Flag
 from actorrpc.wire.names import lacks_main
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from actorrpc.runtime.message import Message
     from actorrpc.services.handles import Entry
@@ -38,17 +37,20 @@ class _Creator:
         return (Lane.HANDLER, self._service.worker.perform, message)
 
     def run(self, message: Message) -> None:
-        with keeping(message) as give:
-            function, args, kwargs = message.load()
-            make = functools.partial(self._service.construct, message.kept, function)
-            invoke(message, make, args, kwargs, give, mark=function)
+        keep(message, self._make)
+
+    def _make(self, message: Message, give: Callable[[Any], None]) -> None:
+        function, args, kwargs = message.load()
+        make = functools.partial(self._service.construct, message.kept, function)
+        invoke(message, make, args, kwargs, give, mark=function)
 
 
-@contextlib.contextmanager
-def keeping(message: Message) -> Iterator[Callable[[Any], None]]:
-    """Gives what is to be called with the result of a message whose result stays here: it puts it in its place.
+def keep(message: Message, run: Callable[[Message, Callable[[Any], None]], None]) -> None:
+    """Runs a message whose result stays here.
 
-    An error inside goes to that place, too.
+    Arguments:
+        message: which.
+        run: runs it, given what to call with the result, which puts it in its place. Its error goes there, too.
     """
     kept = message.kept
     assert kept is not None
@@ -58,7 +60,7 @@ def keeping(message: Message) -> Iterator[Callable[[Any], None]]:
         kept.fill(value)
 
     try:
-        yield give
+        run(message, give)
     except GivenUp:
         raise  # it is dropped like one that has not begun
     except BaseException as e:

@@ -65,8 +65,9 @@ class Early:
     def take_up(self, ref: Id, entry: Entry) -> None:
         """Gives the object what was kept for it."""
         entry.expected = False
-        entry.adopt(self._messages.pop(ref, ()))
-        for fork, message in self._records.pop(ref, ()):
+        if ref in self._messages:
+            entry.adopt(self._messages.pop(ref))
+        for fork, message in self._records.pop(ref, ()) if self._records else ():
             self._service.record(entry, fork, message.caller)
             self._service.worker.crew.submit((Lane.CONTROL, lambda m: m.reply(None), message))
 

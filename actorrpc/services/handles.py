@@ -10,7 +10,7 @@ from actorrpc.errors import ActorRPCError
 from actorrpc.runtime.completion import Completion
 from actorrpc.runtime.futures import Future
 from actorrpc.runtime.lanes import Job, Lane
-from actorrpc.services.creator import keeping
+from actorrpc.services.creator import keep
 from actorrpc.services.executor import invoke
 from actorrpc.services.forks import OwnerForks
 from actorrpc.wire.envelope import Flag
@@ -49,7 +49,16 @@ class Entry:
         ready: done when the object, or the error, is there.
         mailbox: the mailbox in front of an actor; None for any other object.
         held: whether the mailbox stays closed until somebody opens it.
+        handles: one for each hold of the owner's own; a list, since finalizers may change it without a lock.
+        expected: whether a reference has come before the message that makes its object.
+        let_go: whether it was said that nobody holds the object any more.
     """
+
+    # A dictionary as well: a recorded actor's place has a `run` of its own.
+    __slots__ = (
+        "__dict__", "__weakref__", "_door", "_error", "_filled", "_future", "_service", "_value", "_waiting",
+        "expected", "forks", "handles", "held", "id", "let_go", "mailbox", "ready",
+    )  # fmt: skip
 
     def __init__(self, service: Objects, ref: Id, held: bool = False) -> None:
         self.id, self._service, self.held, self.forks = ref, service, held, OwnerForks()
@@ -58,13 +67,8 @@ class Entry:
         self._value: Any = None
         self._error: BaseException | None = None
         self.handles: list[None] = []
-        """One for each hold of the owner's own; a list, since finalizers may change it without a lock."""
-        self.expected = False
-        """Whether a reference has come before the message that makes its object."""
-        self.let_go = False
-        """Whether it was said that nobody holds the object any more."""
+        self.expected = self.let_go = self._filled = False
         self._waiting: list[Message] = []
-        self._filled = False
         self._future: Future[None] | None = None
         self._door = threading.RLock()  # reentrant: a finalizer of the user's may call while the collector runs in it
 
@@ -149,8 +153,7 @@ class Entry:
         if message.kept is None:
             self._call(message, message.reply)
         else:
-            with keeping(message) as give:
-                self._call(message, give)
+            keep(message, self._call)
 
     def _call(self, message: Message, give: Callable[[Any], None]) -> None:
         method, args, kwargs = message.load()
@@ -229,7 +232,10 @@ class UserHandle:
     Attributes:
         creation: the call that makes the object, or records the fork; None once it is known to have gone well.
         failure: why there is no use in trying, found on this side.
+        type: the object's type, where it was asked for.
     """
+
+    __slots__ = ("__weakref__", "_future", "creation", "failure", "fork", "owner", "ref", "service", "type")
 
     def __init__(self, service: Objects, fork: UserFork) -> None:
         self.service, self.fork = service, fork
@@ -237,7 +243,6 @@ class UserHandle:
         self.creation: Call | None = None
         self.failure: ActorRPCError | None = None
         self.type: Future[Any] | None = None
-        """The object's type, where it was asked for."""
         self._future: Future[None] | None = None
 
     @property
@@ -284,9 +289,12 @@ class _Creation(Future[None]):
 
     @classmethod
     def _of_creation(cls, service: Objects, call: Call) -> _Creation:
-        future = cls._of(service.worker)
+        future = cls._of(service.worker, call)
         assert isinstance(future, _Creation)
-        future._service, future._core = service, call
+        future._service = service
+        if call.done and not call.failed:
+            future._settle_new()
+            return future
         call.then = future._finish
         if call.done:  # it came before it could see what hangs on it
             future._settle_here()

@@ -7,6 +7,7 @@ import itertools
 import logging
 import threading
 import weakref
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from actorrpc.errors import ActorRPCError, NotAMemberError, RPCTimeoutError
@@ -57,7 +58,7 @@ class Objects:
         self._owned: dict[Id, Entry] = {}
         """What others hold."""
         self._entries: weakref.WeakValueDictionary[Id, Entry] = weakref.WeakValueDictionary()
-        """What anybody holds, the owner's own threads too."""
+        """What only the owner's own threads hold, and a few others: `known` looks in both."""
         self._early = Early(self)
         self._ids = itertools.count()
         # Reentrant: the collector may run a finalizer of the user's, which calls, in the midst of what it guards.
@@ -108,28 +109,22 @@ class Objects:
             own.creation = call
             self._delete(ref, ref)  # the fork that held it until now
             return self._noted(own, what)
-        made: list[UserFork] = []
-
-        def answered(_: Call) -> None:
-            # Also with an error: the owner has made room for the object before it failed. And after a timeout: the
-            # order of messages sees to it that a deletion comes after what it deletes.
-            if made:
-                self._confirm_later(made[0])
-
         number = self._new_id()
-        self._new_id()  # what the fork is shown with: its id is the reference's
-        call = worker.request(
-            to, target, body, timeout, what, note=answered, flags=Flag.KEEP, number=number, bounded=True,
-            counted=True,
-        )
-        ref = worker.id, call.id
+        next(self._ids)  # what the fork is shown with: its id is the reference's
+        ref = worker.id, number
         with self.door:
             fork = self._users.add(ref, ref, to, confirmed=False)
-        made.append(fork)
+        try:
+            # Confirmed also with an error: the owner has made room for the object before it failed. And after a
+            # timeout: the order of messages sees to it that a deletion comes after what it deletes.
+            call = worker.request(
+                to, target, body, timeout, what, None, partial(self._confirm_later, fork), Flag.KEEP, number, True, True
+            )
+        except BaseException:
+            self._users.forget(ref)
+            raise
         handle = UserHandle(self, fork)
         handle.creation = call
-        if call.done:  # it was answered before there was a fork to confirm
-            self._confirm_later(fork)
         return self._noted(handle, what)
 
     def write(self, handle: OwnerHandle | UserHandle, parcel: Parcel) -> Written:
@@ -162,14 +157,13 @@ class Objects:
 
         One of this worker's own whose object is gone says so when it is used.
         """
-        ref, owner, fork, parent = written
-        me = self.worker.id
+        (ref, owner, fork, parent), me = written, self.worker.id
         if owner == me:
             with self.door:
-                entry = self._entries.get(ref)
+                entry = self.known(ref)
                 if entry is None:  # its creation may still be on its way, from the one who passed the reference on
                     entry = self._early.expect(ref)
-            own = OwnerHandle(self, entry)  # before the fork goes that held it until now
+                own = OwnerHandle(self, entry)  # before the fork goes that held it until now
             if parent == me:
                 self._delete(ref, fork)
             else:
@@ -229,7 +223,7 @@ class Objects:
         """
         self.closing = True
         with self.door:
-            entries = list(self._entries.values())
+            entries = self._all()
             self._owned.clear()
             self._early.clear()
             self._users = UserForks()
@@ -253,15 +247,11 @@ class Objects:
 
     def actors(self) -> list[Any]:
         """Returns the objects here that have a mailbox, whoever holds them."""
-        with self.door:
-            entries = list(self._entries.values())
-        return [entry.value for entry in entries if entry.mailbox is not None]
+        return [entry.value for entry in self._all() if entry.mailbox is not None]
 
     def mailboxes(self) -> list[MailboxCell]:
         """Returns the mailboxes of the actors here."""
-        with self.door:
-            found = {id(e.mailbox): e.mailbox for e in self._entries.values() if e.mailbox is not None}
-        return list(found.values())
+        return list({id(e.mailbox): e.mailbox for e in self._all() if e.mailbox is not None}.values())
 
     def statistics(self) -> dict[str, int]:
         """Returns counts: objects that others hold, forks held here, open children."""
@@ -281,15 +271,15 @@ class Objects:
                 "unconfirmed": sum(not fork.confirmed for fork in self._users.forks.values()),
             }
 
-    # -- messages
-
     def reserve(self, message: Message) -> None:
         """Makes room for the object that a message will make. Under leadership: what is sent to it may come next."""
         ref = message.caller, message.call
         with self.door:
             # It is there when the message was sent again, by value, or when a reference to it has come before.
-            entry = self._entries.get(ref) or self.entry(ref)
+            entry = self.known(ref) or Entry(self, ref)
             self.record(entry, ref, message.caller)
+            if ref not in self._owned:
+                self._entries[ref] = entry
             self._early.take_up(ref, entry)
         message.kept = entry
 
@@ -298,7 +288,7 @@ class Objects:
         if verb == "record":
             ref, fork = rest
             with self.door:
-                entry = self._entries.get(ref)
+                entry = self.known(ref)
                 if entry is None:  # its creation may still be on its way, from the one who passed the reference on
                     self._early.record(ref, fork, message)
                     return
@@ -309,8 +299,11 @@ class Objects:
                 delete = self._users.close_child(rest[0])
             self._send([delete] if delete is not None else [])
         else:
-            for ref, fork in rest[0]:
-                self._delete(ref, fork)
+            with self.door:
+                released = [entry for ref, fork in reversed(rest[0]) if (entry := self._drop(ref, fork)) is not None]
+            entry = None  # else the last object would outlive its turn
+            while released:
+                self._let_go(released.pop())
 
     def record(self, entry: Entry, fork: Id, holder: int) -> None:
         """Notes that another worker holds an object, unless that worker is gone. Under the door.
@@ -323,16 +316,23 @@ class Objects:
 
     def _delete(self, ref: Id, fork: Id) -> None:
         with self.door:
-            entry = self._owned.get(ref)
-            if entry is not None and entry.forks.delete(fork):
-                self._release(ref)
-            else:
-                return
-        self._let_go(entry)
+            entry = self._drop(ref, fork)
+        if entry is not None:
+            self._let_go(entry)
+
+    def _drop(self, ref: Id, fork: Id) -> Entry | None:
+        """Drops a fork; returns the object's place where that was the last one. Under the door."""
+        entry = self._owned.get(ref)
+        if entry is None or not entry.forks.delete(fork):
+            return None
+        self._release(ref)
+        return entry
 
     def _release(self, ref: Id) -> None:
-        del self._owned[ref]
+        entry = self._owned.pop(ref)
         self.worker.cells.pop(ref, None)
+        if entry.handles or entry.mailbox is not None or not entry.ready.done:  # else nobody can come back to it
+            self._entries[ref] = entry
 
     def _take_back(self, refs: list[tuple[Id, int, Id]]) -> None:
         """Undoes `write` for a message that was not, or could not be, read."""
@@ -344,9 +344,7 @@ class Objects:
                     delete = self._users.close_child(fork)
                 self._send([delete] if delete is not None else [])
 
-    # -- the end of forks
-
-    def _confirm_later(self, fork: UserFork) -> None:
+    def _confirm_later(self, fork: UserFork, _: Call | None = None) -> None:
         # Under leadership, where nothing may be sent: the mark is set here, what follows from it comes with the burial.
         fork.confirmed = True
         if fork.dropped:
@@ -404,8 +402,14 @@ class Objects:
             self.released(entry.value)
 
     def known(self, ref: Id) -> Entry | None:
-        """Returns the place of an object, if anybody holds it."""
-        return self._entries.get(ref)
+        """Returns the place of an object, if anybody holds it. Under the door."""
+        entry = self._owned.get(ref)
+        return self._entries.get(ref) if entry is None else entry
+
+    def _all(self) -> list[Entry]:
+        """Returns the places of all objects."""
+        with self.door:
+            return list({**self._entries, **self._owned}.values())
 
     def entry(self, ref: Id) -> Entry:
         """Makes the place of an object that is yet to come."""

@@ -117,9 +117,10 @@ class DealerWay:
             self.busy = False
 
     def _send(self, frames: Sequence[Frame], lasting: bool) -> None:
-        if any(memoryview(frame).nbytes > self.piece for frame in frames):
+        apart = any(memoryview(frame).nbytes > self.piece for frame in frames)
+        if apart:
             frames = pieces.cut(frames, self.piece)
-        last = len(frames) - 1
+        last = 0 if apart else len(frames) - 1
         for i, frame in enumerate(frames):
             # What may change is copied by the piece, into memory that is warm, which a snapshot's would not be.
             copied = not i or not lasting or memoryview(frame).nbytes < _COPY_BELOW

@@ -1,19 +1,21 @@
 """Large frames in pieces: heartbeats wait behind a frame that is on its way, so none may take long over a slow link.
 
-A message with a frame that is too long travels as `[plan][piece or frame]...`. The plan says how long a piece is at the
-most and how long each frame of the message is. All of them are parts of one message of ZeroMQ's, so nothing comes
-between them but heartbeats.
+A message with a frame that is too long travels as a plan, and then piece by piece. The plan says how long a piece is at
+the most and how long each frame of the message is. Plan and pieces are messages of ZeroMQ's own, since the parts of one
+are handed out when all are there: so each side copies one piece while others are on their way. They leave under the
+way's lock, and nothing comes between those of one sender but heartbeats.
 """
 
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING
+import time
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from actorrpc.wire.envelope import Frame
 
@@ -30,39 +32,60 @@ def cut(frames: Sequence[Frame], piece: int) -> list[Frame]:
     return parts
 
 
-def join(plan: bytes, part: Callable[[], Frame | None]) -> list[Frame] | None:
-    """Puts a message together again.
+class Joining:
+    """A message that comes in pieces.
 
     Arguments:
-        plan: the first part.
-        part: takes the next one; None where there is none left.
+        plan: what came before them.
 
-    Returns its frames, writable but for the first; None where the parts are not as the plan says.
+    Attributes:
+        since: when the last one came.
+
+    Raises:
+        ValueError: it is no plan.
     """
-    count = (len(plan) - 10) // 8
-    try:
-        _, piece, *sizes = struct.unpack(f"<2sQ{count}Q", plan)
-    except struct.error:
-        return None
-    frames: list[Frame] = []
-    for size in sizes:
-        if size <= piece:
-            only = part()
-            if only is None or memoryview(only).nbytes != size:
-                return None
-            frames.append(only)
-            continue
+
+    __slots__ = ("_at", "_frames", "_piece", "_sizes", "_whole", "since")
+
+    def __init__(self, plan: bytes) -> None:
+        count = (len(plan) - 10) // 8
         try:
-            whole = np.empty(size, np.uint8)
-        except (MemoryError, ValueError, OverflowError):  # no sender of ours has had as much
+            _, self._piece, *self._sizes = struct.unpack(f"<2sQ{count}Q", plan)
+        except struct.error as e:
+            raise ValueError(str(e)) from None
+        if not self._sizes:
+            raise ValueError("a message of no frames")
+        self._frames: list[Frame] = []
+        self._whole: Any = None
+        """The frame that comes in pieces just now, and how much of it is there."""
+        self._at = 0
+        self.since = time.monotonic()
+
+    def take(self, part: Frame) -> list[Frame] | None:
+        """Takes the next piece, or frame. Returns the message's frames, writable but for the first, when all are there.
+
+        Raises:
+            ValueError: it is not as the plan says; nothing comes of this message any more.
+        """
+        frames, size, length = self._frames, self._sizes[len(self._frames)], memoryview(part).nbytes
+        if length != min(size - self._at, self._piece):
+            raise ValueError(f"a piece of {length} bytes")
+        if size <= self._piece:
+            frames.append(part)
+        else:
+            if self._whole is None:
+                try:
+                    self._whole = np.empty(size, np.uint8)
+                except (MemoryError, OverflowError) as e:  # no sender of ours has had as much
+                    raise ValueError(str(e)) from None
+            # This way of copying lets others have the GIL meanwhile.
+            np.copyto(self._whole[self._at : self._at + length], np.frombuffer(part, np.uint8))
+            self._at += length
+            if self._at == size:
+                frames.append(memoryview(self._whole))
+                self._whole, self._at = None, 0
+        self.since = time.monotonic()
+        if len(frames) < len(self._sizes):
             return None
-        for at in range(0, size, piece or size):
-            one = part()
-            if one is None or memoryview(one).nbytes != min(piece, size - at):
-                return None
-            whole[at : at + piece] = np.frombuffer(one, np.uint8)
-        frames.append(memoryview(whole))  # type: ignore[arg-type]
-    if not frames or part() is not None:
-        return None
-    frames[0] = bytes(frames[0])
-    return frames
+        frames[0] = bytes(frames[0])
+        return frames

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("actorrpc")
 _IPC_PATH_LIMIT = 100
 _LONGEST_POLL = 3600.0
+_PIECE_SECONDS = 60.0
 _WAKEFUL_SECONDS = 5e-4
 _MOST_IN_VAIN = 4
 _CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
@@ -96,6 +97,8 @@ class ZmqTransport:
         """Whether the inbox may hold messages of which its descriptor says nothing any more (ZQ8)."""
         self._endpoints: list[str] = []
         self._unpacked: deque[list[Frame]] = deque()
+        self._joining: dict[bytes, pieces.Joining] = {}
+        """By sender, the message that comes in pieces."""
         self.holding = self._soon = self.crowded = False
         self.emptied = 0
         self._woken = False
@@ -314,8 +317,11 @@ class ZmqTransport:
     def _take(self) -> None:
         """Takes one message out of the inbox."""
         inbox = self._inbox
-        inbox.recv(zmq.NOBLOCK)  # the sender's ZeroMQ identity: the header says who it is
+        who = inbox.recv(zmq.NOBLOCK)  # the sender's ZeroMQ identity: the header says who it is
         first = inbox.recv(zmq.NOBLOCK, copy=False)
+        if who in self._joining:
+            self._join(who, first)
+            return
         data = first.bytes
         if data[:2] == dealer.BUNDLE:
             if first.more:
@@ -324,11 +330,8 @@ class ZmqTransport:
             return
         frames: list[Frame] = [data]
         more = first.more
-        if more and data[:2] == pieces.PLAN:
-            whole = pieces.join(data, self._part)
-            self._skip()
-            if whole is not None:
-                self._unpacked.append(whole)
+        if data[:2] == pieces.PLAN and not more:
+            self._begin_to_join(who, data)
             return
         while more:
             part = inbox.recv(zmq.NOBLOCK, copy=False)
@@ -336,9 +339,25 @@ class ZmqTransport:
             more = part.more
         self._unpacked.append(frames)
 
-    def _part(self) -> Frame | None:
-        """Takes the next part of a message, if there is one."""
-        return self._inbox.recv(zmq.NOBLOCK, copy=False).buffer if self._inbox.getsockopt(zmq.RCVMORE) else None
+    def _begin_to_join(self, who: bytes, plan: bytes) -> None:
+        late = time.monotonic() - max(_PIECE_SECONDS, 6 * self.silence)
+        for other in [other for other, joining in self._joining.items() if joining.since < late]:
+            del self._joining[other]  # its sender is gone
+        with contextlib.suppress(ValueError):
+            self._joining[who] = pieces.Joining(plan)
+
+    def _join(self, who: bytes, piece: zmq.Frame) -> None:
+        """Takes a piece of a message; one that is not as was said ends it."""
+        whole = None
+        with contextlib.suppress(ValueError):
+            if not piece.more:
+                whole = self._joining[who].take(piece.buffer)
+                if whole is None:
+                    return
+        del self._joining[who]
+        self._skip()
+        if whole is not None:
+            self._unpacked.append(whole)
 
     def _skip(self) -> None:
         """Drops the rest of a message that is not as it should be."""

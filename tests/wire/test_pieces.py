@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from collections import deque
 from typing import Any
 
 import pytest
@@ -15,8 +14,13 @@ from actorrpc.wire.zeromq import ZmqTransport
 
 
 def joined(parts: list[Any]) -> list[Any] | None:
-    left = deque(parts[1:])
-    return pieces.join(bytes(parts[0]), lambda: left.popleft() if left else None)
+    try:
+        joining, left, whole = pieces.Joining(bytes(parts[0])), parts[1:], None
+        while left and whole is None:
+            whole = joining.take(left.pop(0))
+    except ValueError:
+        return None
+    return None if left else whole
 
 
 @given(st.lists(st.binary(max_size=100), min_size=1, max_size=5), st.integers(1, 40))
@@ -87,8 +91,12 @@ def test_what_strangers_send_in_pieces_does_not_shift_what_comes_after() -> None
     try:
         here.dial(1, there.endpoints)
         plan = struct.pack("<2sQ2Q", pieces.PLAN, 10, 5, 25)
-        for bad in ([plan, b"12345", b"1234567890", b"short"], [plan, b"1"], [plan[:7], b"12345", b"x"]):
-            here.send(1, bad)
+        for bad in (
+            [[plan], [b"12345"], [b"1234567890"], [b"short"]], [[plan], [b"1"]], [[plan], [b"12345", b"x"]],
+            [[plan[:10]]], [[plan], [b"12345"], [plan]],
+        ):  # fmt: skip
+            for part in bad:
+                here.send(1, part)
             here.send(1, [b"a\1good"])
             assert there.receive(5.0) == [b"a\1good"]
     finally:
