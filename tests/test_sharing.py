@@ -272,7 +272,7 @@ def use_kept() -> None:
     set_kept(5.0)
     assert first_kept() == 5
     forget()
-    assert mapped() == (0, 0)
+    until(lambda: mapped() == (0, 0), what=f"{mapped()} are left")
 
 
 @pytest.mark.parametrize("victim", [0, 1])
