@@ -12,7 +12,7 @@ import torch
 
 import actorrpc as rpc
 from actorrpc import session
-from actorrpc.wire import commons, direct, segments, zeromq
+from actorrpc.wire import commons, direct, folders, segments, zeromq
 from tests.joining import options
 from tests.test_shared_memory import numbers, what_is_left
 from tests.worlds import World, until
@@ -37,6 +37,7 @@ def where(tensor: torch.Tensor) -> str:
 class Player:
     def __init__(self) -> None:
         self.kept: list[torch.Tensor] = []
+        self.places: list[str] = []
 
     def load(self, weights: torch.Tensor) -> str:
         self.kept = [weights]
@@ -44,6 +45,10 @@ class Player:
 
     def keep(self, weights: torch.Tensor) -> None:
         self.kept.append(weights)
+        self.places.append(where(weights))
+
+    def told(self) -> list[str]:
+        return self.places
 
     def add(self, number: float) -> None:
         for tensor in self.kept:
@@ -54,6 +59,7 @@ class Player:
 
     def forget(self) -> None:
         self.kept.clear()
+        self.places.clear()
         gc.collect()
 
     def change(self, weights: torch.Tensor) -> torch.Tensor:
@@ -195,6 +201,7 @@ def told_and_changed_at_once() -> None:
         group.tell().keep(mine)
         mine.add_(1)
     until(lambda: all(len(kept) == 8 for kept in group.rpc_sync().get()))
+    assert all("shared" in places for places in group.rpc_sync().told())
     for kept in group.rpc_sync().get():
         assert sorted(round(float(t.double().mean() - numbers(5).double().mean())) for t in kept) == list(range(8))
         del kept
@@ -284,7 +291,7 @@ def test_a_killed_sender_takes_no_tensor_with_it_and_leaves_nothing() -> None:
 def far_away() -> None:
     """Has this process's worker have no direct ways, as on another host."""
     direct.AVAILABLE = False
-    zeromq.folders.AVAILABLE = False
+    folders.AVAILABLE = False
 
 
 def join(rank: int, method: str) -> None:
