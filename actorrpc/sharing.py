@@ -52,7 +52,7 @@ def shared(tensor: torch.Tensor) -> Any:
         raise TypeError(f"only plain tensors on the CPU are sent by handle; this one is on {tensor.device}")
     if tensor.requires_grad and not tensor.is_leaf:
         raise TypeError("a tensor that was computed with grad cannot be sent by handle; send tensor.detach()")
-    if not tensor.is_shared() or not tensor.numel():
+    if not tensor.is_shared() or not tensor.numel():  # type: ignore[no-untyped-call]
         raise ValueError("the tensor is not in shared memory, or is empty; call tensor.share_memory_() first")
     return _Handle(tensor)
 
@@ -93,9 +93,10 @@ def _check_reader(parcel: Parcel) -> None:
 
 
 def _place_of(storage: torch.UntypedStorage) -> Place:
-    if torch.multiprocessing.get_sharing_strategy() != "file_descriptor":  # torch would move it, from under others
+    strategy = torch.multiprocessing.get_sharing_strategy()  # type: ignore[no-untyped-call]
+    if strategy != "file_descriptor":  # torch would move it, from under others
         raise SerializationError('a tensor is sent by handle under torch\'s sharing strategy "file_descriptor" only')
-    fd, _ = storage._share_fd_cpu_()  # type: ignore[no-untyped-call]
+    fd, _ = storage._share_fd_cpu_()
     if fd < 0:
         raise SerializationError("a tensor over a file cannot be sent by handle: call share_memory_() on a copy of it")
     found = os.fstat(fd)
@@ -119,8 +120,9 @@ def _open(
             f"a tensor by handle cannot be opened here: {e}; process {place.pid}, which has it, must be of the same "
             f"user and container; send the tensor itself, which is copied"
         ) from e
+    kind: Any = torch.UntypedStorage
     try:
-        storage = torch.UntypedStorage._new_shared_fd_cpu(fd, place.size)  # type: ignore[no-untyped-call]
+        storage = kind._new_shared_fd_cpu(fd, place.size)
     except RuntimeError as e:
         raise DeserializationError(f"a tensor by handle cannot be mapped here: {e}") from e
     finally:

@@ -6,6 +6,7 @@ import gc
 import os
 import select
 import struct
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -43,7 +44,7 @@ class Cast:
     def send(self, *buffers: Any, to: list[int] | None = None) -> list[list[Any]]:
         """Sends a message to all, or some; returns what each one has of it."""
         numbers = to or list(range(1, len(self.there) + 1))
-        frames = [b"head", *map(memoryview, buffers)]
+        frames: list[Any] = [b"head", *(memoryview(buffer) for buffer in buffers)]
         with self.here.sharing(numbers, frames):
             for number in numbers:
                 self.here.send(number, [b"to %d" % number, *frames[1:]])
@@ -201,7 +202,7 @@ def test_without_a_page_map_changes_are_taken_back_all_the_same(cast: Cast, monk
 
 def test_a_second_message_along_one_way_does_not_take_the_place_of_the_first(cast: Cast) -> None:
     cast.get_going()
-    frames = [b"head", memoryview(pattern(1))]
+    frames: list[Any] = [b"head", memoryview(pattern(1))]
     with cast.here.sharing([1, 2, 1], frames):
         for number in (1, 2, 1):
             cast.here.send(number, frames)
@@ -312,7 +313,7 @@ def test_a_lost_receivers_share_comes_back_and_what_it_had_is_not_filled_again(c
 
 def test_a_receiver_that_is_lost_while_it_is_sent_to_keeps_no_share(cast: Cast) -> None:
     cast.get_going()
-    frames = [b"head", memoryview(pattern(1))]
+    frames: list[Any] = [b"head", memoryview(pattern(1))]
     with cast.here.sharing([1, 2, 3], frames):
         cast.here.send(1, frames)
         cast.there[1].close()
@@ -344,7 +345,7 @@ def test_what_was_received_outlives_the_sender(cast: Cast) -> None:
 
 def test_a_sender_that_ends_while_a_segment_is_filled_lets_go_of_it_afterwards(cast: Cast) -> None:
     cast.get_going()
-    frames = [b"head", memoryview(pattern(1))]
+    frames: list[Any] = [b"head", memoryview(pattern(1))]
     with cast.here.sharing([1, 2, 3], frames):
         assert cast.commons._shared
         cast.here.close()
@@ -403,6 +404,7 @@ def test_who_comes_by_another_way_gets_its_own_copy(cast: Cast) -> None:
     far = ZmqTransport(directly=False)
     cast.there.append(far)
     cast.here.dial(4, far.endpoints)
+    got: list[list[Any]] = []
     for i in range(5):
         got = cast.send(pattern(i))
         assert [bytes(frame) for (frame,) in got] == [pattern(i)] * 4
@@ -411,9 +413,10 @@ def test_who_comes_by_another_way_gets_its_own_copy(cast: Cast) -> None:
     assert cast.held() == 3
 
 
-def say(answers: list[tuple[int, int]], way: Any) -> None:
+def answered(answers: list[Any], way: Any) -> bool:
     if select.select([way], [], [], 0)[0]:
         answers.extend(NEWS.iter_unpack(way.recv(64)))
+    return bool(answers)
 
 
 @pytest.mark.parametrize("what", ["no descriptor", "another file", "another size", "a pipe", "another segment"])
@@ -423,7 +426,12 @@ def test_nothing_but_the_segment_that_was_meant_is_opened(
     there = ZmqTransport()
     opened: list[str] = []
     real = os.open
-    monkeypatch.setattr(os, "open", lambda path, *how: (opened.append(str(path)), real(path, *how))[1])
+
+    def watched(path: Any, *how: Any) -> int:
+        opened.append(str(path))
+        return real(path, *how)
+
+    monkeypatch.setattr(os, "open", watched)
     held = [os.memfd_create("actorrpc-group"), os.memfd_create("actorrpc-group"), *os.pipe()]
     (tmp_path / "file").write_bytes(bytes(LARGE))
     held.append(real(tmp_path / "file", os.O_RDONLY))
@@ -445,7 +453,7 @@ def test_nothing_but_the_segment_that_was_meant_is_opened(
     answers: list[tuple[int, int]] = []
     with knock(there) as way:
         way.send(asked)
-        until(lambda: (say(answers, way), bool(answers))[1], there)
+        until(lambda: answered(answers, way), there)
     assert answers == [(REFUSED, COMMON + 1)]
     assert not [path for path in opened if "/fd/" in path]
     there.close()
@@ -455,8 +463,6 @@ def test_nothing_but_the_segment_that_was_meant_is_opened(
 
 
 def together(*bodies: Callable[[], None]) -> None:
-    import threading
-
     failed: list[BaseException] = []
 
     def run(body: Callable[[], None]) -> None:
@@ -480,7 +486,7 @@ def test_broadcasts_from_several_threads_do_not_mix(cast: Cast) -> None:
     def send(which: int) -> Callable[[], None]:
         def body() -> None:
             for i in range(count):
-                frames = [b"%d %d" % (which, i), memoryview(pattern(which * 100 + i))]
+                frames: list[Any] = [b"%d %d" % (which, i), memoryview(pattern(which * 100 + i))]
                 with cast.here.sharing([1, 2, 3], frames):
                     for number in (1, 2, 3):
                         cast.here.send(number, frames)
@@ -502,8 +508,6 @@ def test_broadcasts_from_several_threads_do_not_mix(cast: Cast) -> None:
     def lead() -> None:
         while not done:
             cast.here.receive(0.001)
-
-    import threading
 
     leader = threading.Thread(target=lead)
     leader.start()
