@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("actorrpc")
 _FOREVER = float("inf")
-_QUIET_TICKS = 4
+_QUIET_TICKS = 20
 _AFTER_ERROR_SECONDS = 0.2
 
 
