@@ -73,6 +73,7 @@ def _burst(calls: Sequence[Callable[[], Any]]) -> Callable[[float], float]:
 def _point(at: int, one: Sequence[Callable[[], Any]], many: Sequence[Callable[[], Any]], seconds: float) -> Point:
     """Measures single calls and bursts, which go around the same things."""
     turns = itertools.cycle(one)
+    latency(lambda: next(turns)())(seconds / 6)  # to warm up
     latencies = [latency(lambda: next(turns)())(seconds / 3) for _ in range(3)]
     rates = [_burst(many)(seconds / 3) for _ in range(3)]
     return Point(at, statistics.median(latencies), statistics.median(rates))
@@ -198,16 +199,19 @@ def draw(name: str, points: Sequence[Point], folder: Path) -> Path:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
-    places = [max(p.at, 1) for p in points]
-    left.plot(places, [p.latency for p in points], "o-")
-    right.plot(places, [p.rate for p in points], "o-")
-    for axes, title in ((left, "median of a call, us"), (right, "calls a second")):
-        axes.set(title=title, xlabel=SERIES[name][0], xscale="log")
-        axes.set_ylim(bottom=0)
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(8, 2.6), layout="constrained")
+    places = range(len(points))  # equal steps, since the values are about equal factors apart, and one may be 0
+    for axes, title, values in (
+        (left, "median of a call, us", [p.latency for p in points]),
+        (right, "calls a second", [p.rate for p in points]),
+    ):
+        axes.plot(places, values, "o-")
+        axes.set(title=title, xlabel=SERIES[name][0])
+        axes.set_xticks(places, [f"{p.at:,}" for p in points])
+        axes.set_ylim(0, 1.1 * max(values))
         axes.grid(alpha=0.3)
     path = folder / f"scale-{name}.png"
-    figure.savefig(path, dpi=100, metadata={"Software": None})
+    figure.savefig(path, dpi=80, metadata={"Software": None})
     pyplot.close(figure)
     return path
 

@@ -245,6 +245,7 @@ class Outcome:
         lost, repeated: small calls that did not come, or came more than once.
         growth: by how much the last third of the slices is above the middle one, the worst worker's.
         slices: every worker's census after each slice.
+        slope: by how much each grew a minute in the last two thirds of the slices, the worst worker's.
     """
 
     done: dict[str, int]
@@ -252,6 +253,7 @@ class Outcome:
     repeated: int
     growth: Figures
     slices: list[list[Figures]]
+    slope: Figures = field(default_factory=dict)
 
     def complaints(self) -> list[str]:
         """Returns what is not as it should be."""
@@ -276,6 +278,24 @@ def growth_of(slices: Sequence[Sequence[Figures]]) -> Figures:
     return {key: max(level(last, w, key) - level(middle, w, key) for w in workers) for key in slices[0][0]}
 
 
+def slope_of(slices: Sequence[Sequence[Figures]], times: Sequence[float]) -> Figures:
+    """Returns by how much each figure grew a minute in the last two thirds, by least squares, the worst worker's.
+
+    Arguments:
+        slices: the censuses.
+        times: when they were taken, in seconds.
+    """
+    first = len(slices) // 3
+    late, minutes = slices[first:], [time / 60 for time in times[first:]]
+    if len(late) < 2:
+        return {}
+    workers = range(len(slices[0]))
+    return {
+        key: max(statistics.linear_regression(minutes, [each[w][key] for each in late]).slope for w in workers)
+        for key in slices[0][0]
+    }
+
+
 def soak(seconds: float, slice_seconds: float = 10.0) -> Outcome:
     """Runs everything for so many seconds, in slices.
 
@@ -283,10 +303,12 @@ def soak(seconds: float, slice_seconds: float = 10.0) -> Outcome:
         SystemExit: a worker has failed or died.
     """
     slices: list[list[Figures]] = []
+    times: list[float] = []
     with Team(Lane("ours", soaking, OURS, SIZE)) as team, team.going_on():
         end = time.monotonic() + seconds
         while time.monotonic() < end or len(slices) < 3:
             slices.append(team.have("work", slice_seconds))
+            times.append(time.monotonic())
             shown = "; ".join(
                 f"{x['memory']:.0f} MB, {x['descriptors']:.0f} descriptors, {x['threads']:.0f} threads"
                 for x in slices[-1]
@@ -302,7 +324,8 @@ def soak(seconds: float, slice_seconds: float = 10.0) -> Outcome:
         for kind, number in made.items():
             done[kind] = done.get(kind, 0) + number
     lost = sum(number - came.get(way, (0, 0))[0] for way, number in sent.items())
-    return Outcome(done, lost, sum(again for _, again in came.values()), growth_of(slices), slices)
+    twice = sum(again for _, again in came.values())
+    return Outcome(done, lost, twice, growth_of(slices), slices, slope_of(slices, times))
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -322,6 +345,8 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"lost: {outcome.lost}; came twice: {outcome.repeated}")
     grown = ", ".join(f"{key} {value:+.1f}" for key, value in outcome.growth.items())
     print(f"the last third of the slices against the middle one: {grown}")
+    steep = ", ".join(f"{key} {value:+.2f}" for key, value in outcome.slope.items())
+    print(f"growth a minute, in the last two thirds: {steep}")
     if options.json:
         options.json.write_text(json.dumps(vars(outcome), indent=1) + "\n")
     found = outcome.complaints()

@@ -18,7 +18,7 @@ import pytest
 from benchmarks import rows
 from benchmarks.pairs import Lane, Measures, Plan, Team, compare, ratio
 from benchmarks.rows import Result, Row, complaints, result_of, results_of, table
-from benchmarks.soak import Ledger, Outcome, growth_of
+from benchmarks.soak import Ledger, Outcome, growth_of, slope_of
 
 ROOT = Path(__file__).parent.parent
 QUICK = ["calls", "throughput", "bytes", "train", "busy", "init", "memory"]
@@ -186,6 +186,13 @@ def test_growth_is_what_the_last_third_is_above_the_middle_one() -> None:
     levels = [50, 90, 100, 100, 100, 101, 130, 130, 131]
     slices = [[{"memory": float(level)}, {"memory": 7.0}] for level in levels]
     assert growth_of(slices) == {"memory": 30.0}
+
+
+def test_the_slope_is_that_of_the_last_two_thirds_a_minute() -> None:
+    levels = [10, 90, 100, 101, 102, 103]
+    slices = [[{"memory": float(level)}, {"memory": 7.0}] for level in levels]
+    assert slope_of(slices, [30.0 * i for i in range(6)]) == pytest.approx({"memory": 2.0})
+    assert slope_of(slices[:1], [0.0]) == {}
 
 
 @pytest.mark.slow

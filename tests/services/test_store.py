@@ -19,6 +19,7 @@ import pytest
 import torch.distributed as dist
 
 from actorrpc.errors import RendezvousError
+from actorrpc.services import places
 from actorrpc.services.store import HintStore
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -300,6 +301,29 @@ def test_two_processes_with_a_group_at_the_same_address(
         _, err = process.communicate(timeout=30)
         assert process.returncode == 0, err
     assert len(one) == 1
+
+
+def listening(table: str, port: int) -> bool:
+    lines = [line.split() for line in Path(f"/proc/self/net/{table}").read_text().splitlines()[1:]]
+    return any(line[3] == "0A" and int(line[1].rpartition(":")[2], 16) == port for line in lines)
+
+
+@linux_only
+def test_a_store_on_loopback_listens_by_ipv4_so_that_it_need_not_ask_for_names(make: Make, port: int) -> None:
+    """Torch's server asks the resolver for the name of each who connects, one after the other."""
+    make(f"tcp://127.0.0.1:{port}", 0).publish(b"hint", soon())
+    assert listening("tcp", port)
+    assert not listening("tcp6", port)
+    read_until(make(f"tcp://127.0.0.1:{port}", 1), b"hint")
+
+
+@pytest.mark.parametrize("found", [["::1", "127.0.0.1"], ["10.0.0.1"], ["fd00::1"]])
+def test_a_store_that_may_be_reached_otherwise_listens_as_torch_has_it(
+    monkeypatch: pytest.MonkeyPatch, port: int, found: list[str]
+) -> None:
+    answers = [(socket.AF_UNSPEC, socket.SOCK_STREAM, 0, "", (address, port)) for address in found]
+    monkeypatch.setattr(places.socket, "getaddrinfo", lambda *_, **__: answers)
+    assert places._listener("somewhere", port) is None
 
 
 def test_under_torchrun_the_agents_store_is_used(make: Make, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
