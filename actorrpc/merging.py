@@ -12,6 +12,7 @@ import zlib
 from time import monotonic_ns, time_ns
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from actorrpc.claims import claim, release
 from actorrpc.errors import ActorRPCError
 from actorrpc.runtime.peers import Standing
 from actorrpc.services import tracing
@@ -85,7 +86,7 @@ class Merge:
         calls: how many calls the file has.
 
     Raises:
-        OSError: the file cannot be written.
+        OSError: the file cannot be written, or another recording is being written to it.
     """
 
     def __init__(self, worker: Worker, path: str, settings: Settings, *, own: bool, timeout: float) -> None:
@@ -94,7 +95,7 @@ class Merge:
         self.late: dict[str, float] = {}
         self.missing: dict[str, str] = {}
         self.notes: dict[str, list[str]] = {}
-        self._file: BinaryIO = open(path, "wb")  # noqa: SIM115  now, so that one that cannot be written is seen early
+        self._file: BinaryIO = claim(path)  # now, so that one that cannot be written is seen early
         self._key = f"{worker.id}-{os.urandom(6).hex()}"
         self._clocks: dict[int, Clock] = {}
         self._records: list[Record] = []
@@ -107,7 +108,7 @@ class Merge:
                 timeout=timeout,
             )  # fmt: skip
         except BaseException:
-            self._file.close()
+            release(self._file)
             raise
 
     def _took(self, record: Record, note: str, later: bool) -> None:
@@ -143,7 +144,7 @@ class Merge:
             self._name_the_lost()
             self._write(standing, last)
         finally:
-            self._file.close()
+            release(self._file)
             for record in self._records:  # those too that could not be asked for what they have
                 if record.name not in self.names:
                     self._ask(record, tracing.drop, self._key)
@@ -153,7 +154,7 @@ class Merge:
     def abandon(self) -> None:
         """Ends the recording without a file."""
         self._everyone.stop()
-        self._file.close()
+        release(self._file)
         with contextlib.suppress(OSError):
             os.unlink(self.path)
         for record in (*self._records, *self._doubtful):

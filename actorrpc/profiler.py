@@ -97,7 +97,7 @@ def profile_world(
     Returns a `WorldProfile`, complete after the block. What was left out is also in the file, under "otherData".
 
     Raises:
-        OSError: the file cannot be written.
+        OSError: the file cannot be written; FileExistsError: another recording is being written to it.
         NotAMemberError: this process is in no world.
         ValueError, TypeError: an argument is not valid.
     """

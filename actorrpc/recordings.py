@@ -10,10 +10,11 @@ import inspect
 import os
 import pickle
 import threading
-from pathlib import Path
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from actorrpc import actor, rref
+from actorrpc.claims import claim, release
 from actorrpc.errors import RemoteError
 from actorrpc.runtime.completion import describe
 from actorrpc.runtime.handling import here
@@ -41,7 +42,8 @@ class Recorder:
     """Makes actors whose mailboxes are written to files.
 
     Arguments:
-        path: the file, on the worker where the actor lives. What is in it is written over.
+        path: the file, on the worker where the actor lives. What is in it is written over, unless it is the recording
+            of an actor that still lives.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -84,16 +86,25 @@ def _construct(path: str, name: str | None, cls: type[actor.Actor], *args: Any, 
     if name is not None:
         home.name = name
     recording = _Recording(path, home.session.worker, home.entry)
-    recording.begin(home.name, message, cls, args, kwargs)
-    return cls(*args, **kwargs)
+    try:
+        recording.begin(home.name, message, cls, args, kwargs)
+        made = cls(*args, **kwargs)
+    except BaseException:
+        recording.end()
+        raise
+    recording.end_with(made)
+    return made
 
 
 class _Recording:
-    """Writes one actor's file."""
+    """Writes one actor's file, until that has stopped or its world has ended."""
 
     def __init__(self, path: str, worker: Worker, entry: Entry) -> None:
         self._worker, self._run = worker, entry.run
-        self._file = Path(path).open("wb")  # noqa: SIM115  it lives as long as the actor
+        self._file = claim(path)
+        self._taken: list[Callable[[], None]] = []
+        """What takes away what was put around the worker's functions."""
+        self._finalizer: weakref.finalize[Any, Any] | None = None
         self._door = threading.RLock()
         self._messages: dict[Message, int] = {}
         self._made: dict[int, int] = {}
@@ -104,8 +115,9 @@ class _Recording:
 
     def _write(self, *event: Any) -> None:
         with self._door:
-            pickle.dump(event, self._file)
-            self._file.flush()
+            if not self._file.closed:
+                pickle.dump(event, self._file)
+                self._file.flush()
 
     def begin(self, name: str, message: Message, cls: type, args: Any, kwargs: Any) -> None:
         """Writes how the actor is made, and listens to the calls of its worker from now on."""
@@ -117,11 +129,34 @@ class _Recording:
         self._write(FORMAT, worker.record.to_json(), records, name, message.caller, made)
         self._messages[message] = 0
         taps = taps_of(worker)
-        taps.put(worker.calls, "post", self._post)
-        taps.put(worker, "result", self._result)
+        self._taken.append(taps.put(worker.calls, "post", self._post))
+        self._taken.append(taps.put(worker, "result", self._result))
+        self._taken.append(taps.put(worker, "stop", self._stop))
+
+    def end_with(self, value: actor.Actor) -> None:
+        """Ends when an actor does that is never told to stop: its `on_start` raises. (Others are kept by the entry.)"""
+        self._finalizer = weakref.finalize(value, self.end)
+        self._finalizer.atexit = False
+
+    def end(self) -> None:
+        """Writes no more. May be called twice."""
+        with self._door:
+            taken, self._taken = self._taken, []
+            release(self._file)
+            if self._finalizer is not None:
+                self._finalizer.detach()
+        for take_away in taken:
+            take_away()
+
+    def _stop(self, stop: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        try:
+            return stop(*args, **kwargs)
+        finally:
+            self.end()
 
     def run(self, message: Message) -> None:
         """Runs one message."""
+        last = False
         with self._door:
             self._count += 1
             self._messages[message] = number = self._count
@@ -129,11 +164,15 @@ class _Recording:
                 frames = tuple(map(bytes, message.frames))
                 self._write("message", number, message.caller, message.flags, message.wants_answer, frames)
             else:
-                self._write("own message", number, message.load())
+                own = message.load()
+                last = own[0] == "on_stop"
+                self._write("own message", number, own)
         try:
             self._run(message)
         finally:
             self._messages.pop(message, None)
+            if last:
+                self.end()
 
     def _post(self, post: Callable[..., Call], *args: Any, **kwargs: Any) -> Call:
         handling = here.handling

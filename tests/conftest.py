@@ -70,6 +70,20 @@ def pair(_pairs: Pairs) -> Iterator[World]:
 
 
 @pytest.fixture(scope="module")
+def _standing_trios() -> Iterator[Pairs]:
+    trios = Pairs(size=3)
+    yield trios
+    trios.close()
+
+
+@pytest.fixture
+def standing_trio(_standing_trios: Pairs) -> Iterator[World]:
+    """A standing world of three, as `pair` is one of two."""
+    with _standing_trios.lend() as world:
+        yield world
+
+
+@pytest.fixture(scope="module")
 def _trio() -> Iterator[World]:
     with World(3, join=False, timeout=60) as world:
         yield world

@@ -122,7 +122,9 @@ def test_a_host_with_another_token_is_turned_away_and_both_sides_say_so(shells: 
     assert "with another security_token" in stranger
     assert "AuthenticationError" in first
     assert re.search(r"missing ranks? 2\b", first)
-    assert f"who do not have the security_token of this world: from {Hosts.address(2)}." in first
+    # Others may follow: on a busy machine a connection is gone before its address could be seen ("an unknown address").
+    told = rf"who do not have the security_token of this world: from {re.escape(Hosts.address(2))}[.,]"
+    assert re.search(told, first)
     for _, out, err, _ in said:
         assert TOKEN not in out + err
         assert "another one" not in out + err

@@ -199,7 +199,7 @@ def test_whoever_waits_for_an_object_that_cannot_be_sent_for_by_value_either_is_
         if rank:
             return [], asked
         exec(LATE, vars(main))
-        held = rpc.remote(1, dict)
+        held: rpc.RRef[Any] = rpc.remote(1, dict)
         assert held.to_here() == {}
         ref = rpc.remote(1, main.late, args=(1,)) if way == "a function" else held.remote().setdefault(1, main.late)
         passed_on = rpc.rpc_async(2, fetch, args=(ref,))  # while nobody knows of it yet

@@ -25,29 +25,15 @@ from actorrpc.runtime.message import Message
 from actorrpc.services import tracing, witness
 from actorrpc.services.taps import Taps
 from tests.joining import options
-from tests.worlds import Pairs, World, until
+from tests.worlds import World, until
 
 Event = dict[str, Any]
 ROUNDING = 0.01
-_rounds = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def trios() -> Iterator[Pairs]:
-    trios = Pairs(size=3)
-    yield trios
-    trios.close()
 
 
 @pytest.fixture
-def trio(trios: Pairs) -> Iterator[World]:
-    with trios.lend() as world:
-        yield world
-
-
-@pytest.fixture
-def method(tmp_path: Path) -> str:
-    return f"file://{tmp_path}/meet-{next(_rounds)}"
+def trio(standing_trio: World) -> World:
+    return standing_trio
 
 
 # -- what workers do
@@ -358,6 +344,23 @@ def test_an_error_of_the_block_goes_on_and_the_file_is_there(trio: World, tmp_pa
     assert named(read(tmp_path / "trace.json")[0], "rpc_sync#fail(worker0 -> worker1)", 2)
 
 
+def record_twice(path: str) -> profiler.WorldProfile:
+    with profiler.profile_world(path, operators=False) as found:
+        rpc.rpc_sync("worker1", abs, args=(-1,))
+        with pytest.raises(FileExistsError, match="another recording is being written to it"):
+            recorded(path)
+        rpc.rpc_sync("worker1", abs, args=(-1,))
+    return found
+
+
+def test_a_second_recording_into_the_same_file_is_refused_while_the_first_lasts(trio: World, tmp_path: Path) -> None:
+    for _ in range(2):  # and not afterwards
+        found = trio.on(0, record_twice, f"{tmp_path}/trace.json")
+        assert len(found.workers) == 3
+        events, _ = read(tmp_path / "trace.json")
+        assert sum(e["name"] == "rpc_sync#abs(worker0 -> worker1)" and e["ph"] == "X" for e in events) == 4
+
+
 @pytest.mark.parametrize("wrong", [{"timeout": 0}, {"max_calls": -1}, {"max_seconds": -1.0}])
 def test_bounds_that_are_none_are_refused(wrong: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="timeout must be"), profiler.profile_world(tmp_path / "t", **wrong):
@@ -385,14 +388,14 @@ def call_when_there(path: str, flag: str) -> profiler.WorldProfile:
     return found
 
 
-def test_a_worker_that_joins_later_is_in_the_file_and_named(method: str, tmp_path: Path) -> None:
+def test_a_worker_that_joins_later_is_in_the_file_and_named(meet: str, tmp_path: Path) -> None:
     path, flag = f"{tmp_path}/trace.json", f"{tmp_path}/begun"
     with World(3, join=False, timeout=60) as world:
         for rank in (0, 1):
-            world.on(rank, come, rank, method)
+            world.on(rank, come, rank, meet)
         world.start(0, call_when_there, path, flag)
         until(Path(flag).exists, 20)
-        world.start(2, come, 2, method)
+        world.start(2, come, 2, meet)
         found = world.result(0)
         world.result(2)
         assert list(found.late) == ["w2"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import pdb  # noqa: T100  what is tested
 import pickle
@@ -15,7 +16,8 @@ import torch
 
 import actorrpc as rpc
 from actorrpc import session
-from tests.worlds import World
+from actorrpc.services.taps import Taps
+from tests.worlds import World, until
 
 
 class Helper(rpc.Actor):
@@ -197,3 +199,57 @@ def record_nowhere(path: str) -> None:
 
 def test_a_file_that_cannot_be_written_is_an_error_of_the_actor(pair: World, tmp_path: Path) -> None:
     pair.on(0, record_nowhere, str(tmp_path / "nowhere" / "soon"))
+
+
+def record_again(path: str) -> list[int]:
+    recorder = rpc.debug.Recorder(path)
+    first = recorder.spawn(Helper, "worker1", 1)
+    assert first.rpc_sync().next(1) == 2
+    with pytest.raises(FileExistsError, match="another recording is being written to it"):
+        recorder.spawn(Helper, "worker1", 2).rpc_sync().next(1)
+    assert first.rpc_sync().next(2) == 3
+    steps = [step.method for step in rpc.debug.replay(path).steps]
+    del first
+    until(functools.partial(is_free, recorder), 20)
+    return [steps.count("next"), [step.method for step in rpc.debug.replay(path).steps].count("next")]
+
+
+def is_free(recorder: rpc.debug.Recorder) -> bool:
+    try:
+        return bool(recorder.spawn(Helper, "worker1", 3).rpc_sync().next(1) == 4)
+    except FileExistsError:
+        return False
+
+
+def test_the_recording_of_a_living_actor_is_not_written_over(pair: World, tmp_path: Path) -> None:
+    assert pair.on(0, record_again, str(tmp_path / "helper")) == [2, 1]
+
+
+class Never(rpc.Actor):
+    """Is never there."""
+
+    def __init__(self, where: str) -> None:
+        if where == "__init__":
+            raise LookupError(where)
+
+    def on_start(self) -> None:
+        raise LookupError("on_start")
+
+
+def fail_to_record(path: str) -> None:
+    for where in ("__init__", "on_start"):
+        recorder = rpc.debug.Recorder(f"{path}-{where}")
+        with pytest.raises(LookupError, match=where):
+            recorder.spawn(Never, "worker1", where).to_here()
+        until(functools.partial(is_free, recorder), 20)
+
+
+def watching() -> int:
+    """Returns how much is put around functions of this worker."""
+    taps: Taps | None = session.current().worker.services.get(Taps)
+    return 0 if taps is None else len(taps._layers)
+
+
+def test_nothing_is_kept_for_an_actor_that_is_gone_or_was_never_made(pair: World, tmp_path: Path) -> None:
+    pair.on(0, fail_to_record, str(tmp_path / "never"))
+    pair.on(1, until, lambda: watching() == 0, 20)

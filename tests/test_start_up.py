@@ -58,6 +58,27 @@ def test_many_workers_on_one_host_meet_whatever_their_pools_size(
     fine(run_processes(program, size, timeout=100))
 
 
+def two_worlds_of_which_rank_0_ends_the_first_slowly(rank: int, method: str) -> None:
+    join_world(rank, 2, method)
+    here = session.current()
+    close = here.close
+
+    def close_late(*args: Any, **kwargs: Any) -> None:
+        time.sleep(2.0)  # in which the other one greets it again
+        close(*args, **kwargs)
+
+    if rank == 0:
+        here.close = close_late  # type: ignore[method-assign]
+    rpc.shutdown(timeout=20)
+    join_world(rank, 2, method)
+    greet_all(rank, 2)
+    rpc.shutdown(timeout=20)
+
+
+def test_a_worker_that_comes_for_the_next_world_while_rank_0_still_leaves_the_last_one_waits(meet: str) -> None:
+    fine(run_processes(two_worlds_of_which_rank_0_ends_the_first_slowly, 2, args=(meet,), timeout=90))
+
+
 # -- late
 
 

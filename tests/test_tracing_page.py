@@ -7,13 +7,16 @@ import io
 import json
 import logging
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed.run as torch_run
 
 from tests.worlds import World
 
+torchrun_arguments: Any = torch_run.parse_args
 DOCS = Path(__file__).parent.parent / "docs"
 
 
@@ -53,6 +56,17 @@ def test_the_code_of_the_pages_does_what_they_say(tmp_path: Path) -> None:
         assert all(line.startswith("rpc_sync#aten::add(worker0 -> worker1) ") for line in lines)
         _, printed = world.on(0, run, "listen")
         assert re.fullmatch(r"\[worker1 \S+ \d+\] a line from afar\n", printed)
+
+
+def test_torchrun_takes_its_lines_as_the_page_says() -> None:
+    lines = re.findall(r"^    torchrun (.*)$", (DOCS / "logging.md").read_text(), re.MULTILINE)
+    assert len(lines) == 2
+    assert lines[-1].endswith(" --logs")
+    for line in lines:
+        _, _, ours = line.partition("launch")
+        found = torchrun_arguments(shlex.split(line))
+        assert (found.training_script, found.tee) == ("actorrpc", "3")
+        assert found.training_script_args == shlex.split(f"launch{ours}")
 
 
 def test_the_picture_of_the_page_is_there() -> None:

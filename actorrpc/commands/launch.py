@@ -75,7 +75,8 @@ def declare(commands: Commands) -> None:
     add_token(parser)
     parser.add_argument(
         "--logs", action="store_true",
-        help="show what the workers print and log here, with the worker, host and pid in front of each line",
+        help="show what the workers print and log here, with the worker, host and pid in front of each line; under "
+        "torchrun, srun and mpirun nothing: they have options for that",
     )  # fmt: skip
     parser.set_defaults(runs=runs)
 

@@ -74,6 +74,8 @@ class Directory:
                 self.porch.answer(way, {"status": f"the world is not complete yet: {self.roster.status()}"})
             return
         reason = self._take(hello)
+        if reason is not None and self.roster.refusal is None and self._worker.ending:
+            return  # a member that was quicker to leave comes for the next world here, whose hint it will find
         if reason is None and not self.roster.complete:
             self.porch.answer(way, {"status": self.roster.status()})
         elif self.joined.done and reason != self.roster.refusal:  # it came too late

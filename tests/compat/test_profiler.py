@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ import actorrpc as rpc
 from actorrpc import autograd as dist_autograd
 from actorrpc import session
 from actorrpc.compat import calls, profiler, recorder
-from tests.worlds import Pairs, World, until
+from tests.worlds import World, until
 
 _legacy: Any = profiler_legacy
 REMOTE = "#remote_op: "
@@ -40,18 +40,10 @@ def prepare(rank: int) -> None:
         profiler.install()
 
 
-@pytest.fixture(scope="module")
-def trios() -> Iterator[Pairs]:
-    trios = Pairs(size=3)
-    yield trios
-    trios.close()
-
-
 @pytest.fixture
-def trio(trios: Pairs) -> Iterator[World]:
-    with trios.lend() as world:
-        world.everywhere(prepare, ranked=True)
-        yield world
+def trio(standing_trio: World) -> World:
+    standing_trio.everywhere(prepare, ranked=True)
+    return standing_trio
 
 
 def inside(body: Callable[[], None]) -> Callable[[World], None]:
