@@ -502,7 +502,7 @@ def call_it_after_a_death() -> None:
     until(lambda: len(rpc.World().workers) == 2)
     assert [group.pick().rpc_sync().where() for _ in range(4)] == [["worker1"]] * 4
     assert [group.pick(least_loaded=True).rpc_sync().where() for _ in range(4)] == [["worker1"]] * 4
-    with pytest.raises(rpc.GroupError, match="1 of 2 members.*worker2.*was not sent") as caught:
+    with pytest.raises(rpc.GroupError, match=r"1 of 2 members.*worker2.*was not sent") as caught:
         group.rpc_sync().where()
     assert caught.value.exceptions[0].__traceback__ is None, "which would be all of the library's inside"
     with pytest.raises(rpc.GroupError, match="worker2"):
