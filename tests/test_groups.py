@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import actorrpc as rpc
+from actorrpc import session
 from tests.checks import Checks, options, until
 from tests.worlds import World
 
@@ -499,7 +500,7 @@ def make_a_group() -> None:
 
 def call_it_after_a_death() -> None:
     group = GROUP.pop()
-    until(lambda: len(rpc.World().workers) == 2)
+    until(lambda: session.current().worker.peers[2].standing.name != "MEMBER")
     assert [group.pick().rpc_sync().where() for _ in range(4)] == [["worker1"]] * 4
     assert [group.pick(least_loaded=True).rpc_sync().where() for _ in range(4)] == [["worker1"]] * 4
     with pytest.raises(rpc.GroupError, match=r"1 of 2 members.*worker2.*was not sent") as caught:
