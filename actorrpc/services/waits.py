@@ -7,6 +7,7 @@ the next.
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections import deque
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 _WAIT = Patience.wait.__code__
 _PERFORM, _STEP = Worker.perform.__code__, Carried.step.__code__
-_PACKAGE = str(Path(__file__).parents[1])
+_PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
 _MOST = 100
 """So many of a kind are listed."""
 
