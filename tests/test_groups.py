@@ -496,6 +496,7 @@ GROUP: list[rpc.Group] = []
 
 def make_a_group() -> None:
     GROUP.append(rpc.Group([Held.spawn(1), Held.spawn(2)]))
+    assert GROUP[0].rpc_sync().where() == ["worker1", "worker2"]
 
 
 def call_it_after_a_death() -> None:
