@@ -119,6 +119,7 @@ def _lines_of(worker: WorkerState) -> Iterator[str]:
         oldest = worker.calls[0] if worker.calls else None
         told = f", the oldest {oldest.what} on {oldest.on}{_age(oldest.seconds)}" if oldest is not None else ""
         yield f"{worker.pending} calls are not answered{told}"
+    yield from worker.at_work
     for wait in worker.waits:
         on = f" on {wait.on}" if wait.on else ""
         yield f"{wait.thread}: {wait.who} waits for {wait.what}{on}{_age(wait.seconds)}"

@@ -106,6 +106,41 @@ def a_chain_of_two() -> tuple[str, rpc.debug.Dump]:
     return text, found
 
 
+class Busy(rpc.Actor, concurrency=2):
+    """Neither waits through the library."""
+
+    async def block(self, name: str) -> bool:
+        return door(name).wait(30)
+
+    def work(self, name: str) -> bool:
+        return door(name).wait(30)
+
+
+def who_is_at_work() -> list[str]:
+    busy = Busy.spawn("worker1")
+    futures = [busy.rpc_async().block("busy"), busy.rpc_async().work("busy")]
+
+    def seen() -> list[str]:
+        found = rpc.debug.dump()
+        assert all(line in str(found) for worker in found.workers for line in worker.at_work)
+        lines = [line for worker in found.workers if "worker1" in worker.name for line in worker.at_work]
+        return lines if len(lines) == 2 else []
+
+    lines: list[str] = until(seen)
+    rpc.rpc_sync("worker1", unlock, args=("busy",))
+    assert [future.wait() for future in futures] == [True, True]
+    assert not any(worker.at_work for worker in rpc.debug.dump().workers)
+    return sorted(lines)
+
+
+def test_a_dump_says_what_is_at_work_and_on_which_line(trio: World) -> None:
+    work, loop = sorted(trio.on(0, who_is_at_work), key=lambda line: "loop busy" in line)
+    assert "Busy 'worker1/" in work
+    assert " is at work, in work (" in work
+    assert " keeps the worker's loop busy, in block (" in loop
+    assert "test_finding_out.py:" in loop
+
+
 def test_a_dump_says_who_waits_for_whom_across_the_world(trio: World) -> None:
     text, found = trio.on(0, a_chain_of_two)
     assert not found.silent

@@ -239,7 +239,8 @@ def test_a_token_that_rank_0_does_not_have_is_an_error_on_every_rank_soon(proces
 def test_that_rank_0_had_another_token_is_told_although_it_has_ended_since(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    there: list[bytes | None] = [b'{"session": "s", "endpoints": ["ipc:///nowhere"]}']
+    foreign = b'{"session": "s", "endpoints": ["ipc:///nowhere"]}'
+    there: list[bytes | None] = [foreign]
     monkeypatch.setattr(sealed.HintStore, "read", lambda *_: there[0])
     monkeypatch.setattr(sealed, "knock", lambda *_, **__: True)
     store = sealed.SealedStore(f"file://{tmp_path}/store", 1, Keys.of(TOKEN))
@@ -247,6 +248,11 @@ def test_that_rank_0_had_another_token_is_told_although_it_has_ended_since(
     assert store.read(later) is None
     there[0] = None
     assert store.read(later) is None, "another one may come"
+    ours = Keys.of(TOKEN).seal(b"{}")
+    for found in (ours, None, foreign):
+        there[0] = found
+        assert store.read(time.monotonic() + (0.5 if found != foreign else 60)) == (b"{}" if found == ours else None)
+    there[0] = None
     with pytest.raises(AuthenticationError, match="without a security_token, and this worker has one"):
         store.read(time.monotonic() + 0.5)
 

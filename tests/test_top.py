@@ -164,7 +164,8 @@ def test_a_world_that_was_launched_here_is_found_and_of_several_one_is_to_be_nam
         monkeypatch.setattr("actorrpc.wire.folders.held", lambda: mine)
         with pytest.raises(CommandError, match="2 worlds were launched") as caught:
             worlds.find(None)
-        assert f"(the newest is first): file://{one.path}/store, file://{two.path}/store" in str(caught.value)
+        a, b = (rf"file://{re.escape(f.path)}/store \(begun \d\d:\d\d:\d\d\)" for f in (one, two))
+        assert re.search(rf"\(the newest is first\): {a}, {b}", str(caught.value))
         monkeypatch.setattr("actorrpc.wire.folders.held", list)
         with pytest.raises(CommandError, match="no world was launched"):
             worlds.find(None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -83,12 +84,20 @@ def find(address: str | None) -> str:
     if len(found) == 1:
         return found[0]
     if found:
-        raise CommandError(
-            f"{len(found)} worlds were launched on this host; name one (the newest is first): {', '.join(found)}"
-        )
+        which = ", ".join(f"{address} (begun {_begun(address)})" for address in found)
+        raise CommandError(f"{len(found)} worlds were launched on this host; name one (the newest is first): {which}")
     if os.environ.get("MASTER_ADDR") and os.environ.get("MASTER_PORT"):
         return "env://"
     raise CommandError("no world was launched on this host by this user; name one by its HOST:PORT")
+
+
+def _begun(address: str) -> str:
+    """Returns when a world was launched: its address says nothing to users, and what they start they remember."""
+    try:
+        since = os.stat(address.removeprefix("file://").removesuffix("store") + "lock").st_mtime
+    except OSError:  # it has ended meanwhile
+        return "?"
+    return time.strftime("%H:%M:%S", time.localtime(since))
 
 
 def enter(options: argparse.Namespace, name: str) -> Attached:

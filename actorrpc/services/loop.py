@@ -225,7 +225,7 @@ class Loop:
         loop.run_until_complete(loop.shutdown_asyncgens())
 
 
-class _Carried(Coroutine[Any, Any, Any]):
+class Carried(Coroutine[Any, Any, Any]):
     """A coroutine together with its circumstances (RULE AS2).
 
     Arguments:
@@ -238,13 +238,13 @@ class _Carried(Coroutine[Any, Any, Any]):
         self._grad = True
 
     def send(self, value: Any) -> Any:
-        return self._step(self._coroutine.send, value)
+        return self.step(self._coroutine.send, value)
 
     def throw(self, *error: Any) -> Any:
-        return self._step(self._coroutine.throw, *error)
+        return self.step(self._coroutine.throw, *error)
 
     def close(self) -> None:
-        self._step(self._coroutine.close)
+        self.step(self._coroutine.close)
 
     def __await__(self) -> Any:
         return self
@@ -258,7 +258,8 @@ class _Carried(Coroutine[Any, Any, Any]):
     def __getattr__(self, name: str) -> Any:  # what asyncio shows of a task: its name, where it stands
         return getattr(self._coroutine, name)
 
-    def _step(self, step: Callable[..., Any], *args: Any) -> Any:
+    def step(self, step: Callable[..., Any], *args: Any) -> Any:
+        """Runs a step of the coroutine in its circumstances. On a thread's stack, it says whose step is run there."""
         outside, context, grad = here.handling, here.context, torch.is_grad_enabled()
         here.handling, here.context = self._handling, self._context
         if grad is not self._grad:
@@ -276,8 +277,8 @@ class _Carried(Coroutine[Any, Any, Any]):
 
 def _begin(loop: asyncio.AbstractEventLoop, coroutine: Any, **kwargs: Any) -> asyncio.Task[Any]:
     """Makes the tasks of the loop."""
-    if asyncio.iscoroutine(coroutine) and not isinstance(coroutine, _Carried):
-        carried = _Carried(coroutine, here.handling, here.context)
+    if asyncio.iscoroutine(coroutine) and not isinstance(coroutine, Carried):
+        carried = Carried(coroutine, here.handling, here.context)
         carried._grad = torch.is_grad_enabled()
         coroutine = carried
     return asyncio.Task(coroutine, loop=loop, **kwargs)
@@ -306,7 +307,7 @@ def _elsewhere(handling: Handling, context: int, function: Callable[[], Any]) ->
         del here.handling, here.context
 
 
-class Handler(_Carried):
+class Handler(Carried):
     """The coroutine of a message (or of an actor's `main`), with its turn (RULE AS1).
 
     Arguments:
@@ -360,7 +361,7 @@ class Handler(_Carried):
 
     def _go_on(self, step: Callable[..., Any], *args: Any) -> Any:
         try:
-            yielded = self._step(step, *args)
+            yielded = self.step(step, *args)
         except StopIteration as e:
             self._end(e.value, None)
             raise

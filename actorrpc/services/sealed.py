@@ -69,6 +69,8 @@ class SealedStore(HintStore):
             hint = self._keys.unseal(found)
         if hint is None:
             self._look_into(found, deadline)
+        else:
+            self._foreign = self._answers_since = None
         return hint
 
     def _look_into(self, found: bytes, deadline: float) -> None:

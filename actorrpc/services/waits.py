@@ -7,17 +7,20 @@ the next.
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections import deque
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from actorrpc.runtime.completion import Call, describe
 from actorrpc.runtime.message import RUNNING
 from actorrpc.runtime.patience import Patience
+from actorrpc.runtime.worker import Worker
 from actorrpc.services.autograd import Autograd
-from actorrpc.services.loop import Handler
+from actorrpc.services.loop import Carried, Handler
 from actorrpc.services.objects import Objects
 
 if TYPE_CHECKING:
@@ -26,9 +29,10 @@ if TYPE_CHECKING:
     from actorrpc.runtime.handling import Handling
     from actorrpc.runtime.mailbox import Turn
     from actorrpc.runtime.message import Message
-    from actorrpc.runtime.worker import Worker
 
 _WAIT = Patience.wait.__code__
+_PERFORM, _STEP = Worker.perform.__code__, Carried.step.__code__
+_PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
 _MOST = 100
 """So many of a kind are listed."""
 
@@ -110,6 +114,7 @@ class WorkerState:
         passes: backward passes that wait, in words.
         windows: windows that are full and waited for, in words.
         statistics: counts of its threads, handlers and messages.
+        at_work: the handlers that run and do not wait through the library, each in words, with the line where it is.
     """
 
     name: str
@@ -121,6 +126,7 @@ class WorkerState:
     passes: list[str] = field(default_factory=list)
     windows: list[str] = field(default_factory=list)
     statistics: dict[str, int] = field(default_factory=dict)
+    at_work: list[str] = field(default_factory=list)
 
 
 class Wait(NamedTuple):
@@ -211,6 +217,36 @@ def waits_of(worker: Worker) -> list[Wait]:
     return found
 
 
+def at_work(worker: Worker) -> list[str]:
+    """Returns what runs in a worker's handlers now, in words, each with the line of the program's own that it is at."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    found: list[str] = []
+    frame: Any = None
+    frames = sys._current_frames()
+    for ident, top in list(frames.items()):
+        frame, outermost = top, None
+        while frame is not None and frame.f_code not in (_WAIT, _PERFORM, _STEP):
+            if not frame.f_code.co_filename.startswith(_PACKAGE):
+                outermost = (frame.f_code, frame.f_lineno)
+            frame = frame.f_back
+        if frame is None or frame.f_code is _WAIT or outermost is None:
+            continue
+        known = frame.f_locals
+        on_loop = frame.f_code is _STEP
+        handling = known["self"]._handling if on_loop else None
+        message = known.get("message") if handling is None else handling.message
+        if (known["self"] if handling is None else handling.worker) is worker:
+            code, line = outermost
+            does = "keeps the worker's loop busy" if on_loop else "is at work"
+            found.append(
+                f"{names.get(ident, ident)}: {who(message, None, worker)} {does}, in {code.co_name} "
+                f"({code.co_filename}:{line})"
+            )
+        del known
+    del frames, frame  # this function's own frame is among them
+    return found
+
+
 def node_of(message: Message) -> Node | None:
     """Returns how others know a message; None for one that was not sent."""
     return (message.worker.id, message.caller, message.call) if message.call else None
@@ -250,6 +286,7 @@ def state_of(worker: Worker, ages: Ages) -> WorkerState:
         autograd.waits(),
         worker.limits.full(),
         worker.statistics(),
+        at_work(worker),
     )
 
 
