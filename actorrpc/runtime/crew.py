@@ -135,10 +135,8 @@ class Crew:
     def _wait(self, what: Completion, deadline: float | None, waiter: Waiter, lead: bool) -> bool:
         now, timeout = self._clock.now, None
         while not what.done:
-            if deadline is not None:
-                timeout = deadline - now()
-                if timeout <= 0:
-                    return False
+            if deadline is not None and (timeout := deadline - now()) <= 0:
+                return False
             lead = lead and not self.stopping
             if lead and not waiter.resigned and self._lead.acquire(False):
                 self._turns += 1
@@ -196,10 +194,8 @@ class Crew:
         receive, route, now, timeout = self._transport.receive, self._route, self._clock.now, None
         began = now()
         while not what.done and not self.stopping:
-            if deadline is not None:
-                timeout = deadline - now()
-                if timeout <= 0:
-                    return
+            if deadline is not None and (timeout := deadline - now()) <= 0:
+                return
             frames = receive(timeout)
             if frames is not None:
                 job = route(frames)
@@ -417,8 +413,7 @@ class Crew:
         end = self._clock.now() + timeout
         for thread in threads:
             while thread.is_alive():
-                left = end - self._clock.now()
-                if left <= 0:
+                if (left := end - self._clock.now()) <= 0:
                     return False
                 self._transport.wake()  # again and again: the first one may have met a leader who was not yet waiting
                 thread.join(min(left, 0.05))
