@@ -322,7 +322,7 @@ def test_a_store_that_may_be_reached_otherwise_listens_as_torch_has_it(
     monkeypatch: pytest.MonkeyPatch, port: int, found: list[str]
 ) -> None:
     answers = [(socket.AF_UNSPEC, socket.SOCK_STREAM, 0, "", (address, port)) for address in found]
-    monkeypatch.setattr(places.socket, "getaddrinfo", lambda *_, **__: answers)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answers)
     assert places._listener("somewhere", port) is None
 
 
