@@ -71,7 +71,7 @@ class Crew:
         self._lanes = Lanes(limit)
         self._lead = threading.Lock()
         self._turns = self._put_off_for = 0
-        self._vacancy = Vacancy(TICK / 2)
+        self._vacancy = Vacancy(TICK / 5)
         self._waited = 0.0
         """When a caller's last wait ended: only callers in a tight loop ask a thread of the pool for leadership."""
         self._pool_leads = self._asked = self._guest = False

@@ -2,7 +2,8 @@
 
 To have another thread lead costs a worker that computes: the thread that was sent is the one that receives the next
 message, and runs it on another core, whose caches know nothing of it. Where nothing has lain there for it, that was in
-vain, and the keeper waits a tick longer the next time. Where something had, it does not wait at all.
+vain, and the keeper waits a tick longer the next time. Where something had, for that thread or for one that came back
+from a handler before any was sent, it does not wait at all.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ class Vacancy:
     """What the keeper knows of it.
 
     Arguments:
-        soon: seconds within which a thread that was sent finds what had lain there for it.
+        soon: seconds within which a thread that takes leadership up finds what had lain there for it.
     """
 
     def __init__(self, soon: float) -> None:
@@ -42,10 +43,14 @@ class Vacancy:
         return False, self._sent
 
     def taken(self) -> bool:
-        """Notes that a thread of the pool leads; returns whether it is one that was sent."""
-        sent, self._sent = self._sent, False
-        return sent
+        """Notes that a thread of the pool leads; returns whether a tick has seen leadership free before."""
+        return self._sent or self._ticks > 0
 
     def served(self, seconds: float, anything: bool) -> None:
-        """Notes after how long a thread that was sent came back from receiving, and whether with anything."""
-        self._patience = 0 if anything and seconds < self._soon else min(_MOST, self._patience + 1)
+        """Notes after how long such a thread came back from receiving, and whether with anything."""
+        sent, self._sent = self._sent, False
+        self._ticks = 0
+        if anything and seconds < self._soon:
+            self._patience = 0
+        elif sent:
+            self._patience = min(_MOST, self._patience + 1)

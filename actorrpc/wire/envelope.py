@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Frame = Union[bytes, bytearray, memoryview]  # noqa: UP007  an alias, which mypy wants so
 """One part of a message."""
 
-PROTOCOL = 1
+PROTOCOL = 2
 
 
 class Kind:

@@ -31,11 +31,27 @@ def test_threads_are_sent_until_one_takes_leadership_up() -> None:
     assert ticks_until_one_is_sent(vacancy, 1) == 1
     assert vacancy.tick(True, 1) == (False, True)
     assert vacancy.taken()
+    vacancy.served(9.0, True)
     assert not vacancy.taken()
+
+
+def test_a_thread_that_comes_back_from_a_handler_and_finds_something_there_ends_the_patience() -> None:
+    """Else handlers of some milliseconds that release the GIL would run one after the other."""
+    vacancy = Vacancy(0.5)
+    for turns in (1, 2, 3):
+        ticks_until_one_is_sent(vacancy, turns)
+        vacancy.served(9.0, True)
+    vacancy.tick(False, 4)
+    assert not vacancy.taken()  # leadership was not free for a tick
+    assert [vacancy.tick(True, 4)[1] for _ in range(3)] == [False] * 3
+    assert vacancy.taken()
+    vacancy.served(0.1, True)
+    assert ticks_until_one_is_sent(vacancy, 5) == 1
 
 
 def test_leadership_that_changes_hands_is_not_free_for_long() -> None:
     vacancy = Vacancy(0.5)
     assert [vacancy.tick(True, turns) for turns in (1, 2, 3)] == [(True, False)] * 3
+    assert vacancy.tick(True, 3) == (False, True)
     vacancy.served(9.0, False)
     assert [vacancy.tick(free, 3)[1] for free in (True, False, True, True)] == [False, False, False, True]
