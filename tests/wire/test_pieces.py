@@ -102,3 +102,23 @@ def test_what_strangers_send_in_pieces_does_not_shift_what_comes_after() -> None
     finally:
         here.close()
         there.close()
+
+
+def test_pieces_of_several_senders_come_in_any_order_and_one_that_breaks_off_holds_up_nobody() -> None:
+    there, senders = ZmqTransport(directly=False), [ZmqTransport(directly=False) for _ in range(3)]
+    try:
+        for sender in senders:
+            sender.dial(1, there.endpoints)
+        cut = [pieces.cut([b"a\1" + bytes([i]), bytes([i]) * 95], 10) for i in range(3)]
+        for n, parts in enumerate(zip(*cut, strict=True)):
+            for sender, part in list(zip(senders, parts, strict=True))[: 3 if n < 5 else 2]:
+                sender.send(1, [part])
+        for _ in range(2):
+            got = there.receive(5.0)
+            assert got is not None
+            assert got[0][:2] == b"a\1"
+            assert bytes(got[1]) == bytes([got[0][2]]) * 95
+        assert there.receive(0.1) is None
+    finally:
+        for transport in (there, *senders):
+            transport.close()
