@@ -107,6 +107,22 @@ def test_a_long_answer_that_was_lost_is_sent_again(monkeypatch: pytest.MonkeyPat
     assert len(long) == (1 if elastic else 3)  # elastic: the first has left meanwhile, and the list is shorter
 
 
+def test_a_long_answer_that_takes_long_is_sent_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(porch, "_LONG", 600)
+    long: list[Passing] = []
+
+    def is_long(passing: Passing) -> bool:
+        if passing.size > 600 and passing.to < -1:
+            long.append(passing)
+        return passing.size > 600
+
+    with SimCluster(2, faults=Faults(2).delay(1.0, seconds=1.9, kind="greeting", when=is_long)) as cluster:
+        for rank in range(3):
+            cluster.start(made_of(3), rank, host=f"h{rank}", name=f"w{rank}")
+        cluster.run(60.0)
+    assert len(long) == 2
+
+
 def test_who_is_answered_leaves_the_store_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     read: Any = SimStore.read
     reads = 0

@@ -92,6 +92,8 @@ class Porch:
     def close(self, *ways: int) -> None:
         """Hangs up some ways; without arguments, all."""
         for way in ways or list(self.ways):
-            self._worker.transport.hang_up(way, 1.0)
+            under_way = self.is_under_way(way)
+            self._worker.transport.hang_up(way, _LAST_SECONDS if under_way else 1.0)
             self.ways.discard(way)
-            self._next.pop(way, None)
+            if not under_way:  # else it is not to be sent again to who greets anew, either
+                self._next.pop(way, None)
