@@ -396,8 +396,8 @@ class AsksByName(rpc.Actor):
 
 @inside
 def test_a_name_that_nobody_has_is_awaited_in_a_thread_and_else_an_error_that_says_so() -> None:
-    found: object = AsksByName.spawn(OTHER).rpc_sync(timeout=20).ask()
-    assert found == 0
+    asking: Any = AsksByName.spawn(OTHER).rpc_sync(timeout=20)
+    assert asking.ask() == 0
 
 
 @inside

@@ -24,7 +24,6 @@ import actorrpc as rpc
 from actorrpc import autograd, session
 from actorrpc.errors import AuthenticationError, InvalidNameError
 from actorrpc.services import sealed
-from actorrpc.services.store import HintStore
 from actorrpc.wire import dealer, folders, zeromq
 from actorrpc.wire.curve import Keys
 from actorrpc.wire.zeromq import ZmqTransport
@@ -242,7 +241,7 @@ def test_that_rank_0_had_another_token_is_told_although_it_has_ended_since(
 ) -> None:
     foreign = b'{"session": "s", "endpoints": ["ipc:///nowhere"]}'
     there: list[bytes | None] = [foreign]
-    monkeypatch.setattr(HintStore, "read", lambda *_: there[0])
+    monkeypatch.setattr("actorrpc.services.store.HintStore.read", lambda *_: there[0])
     monkeypatch.setattr(sealed, "knock", lambda *_, **__: True)
     store = sealed.SealedStore(f"file://{tmp_path}/store", 1, Keys.of(TOKEN))
     later = time.monotonic() + 60
