@@ -9,7 +9,7 @@ One thread at a time *leads*: only it receives. THREAD RULES:
   So does one that has waited for long when something for somebody else comes, who had better lead in the next wait.
 - TR4: leadership put down goes to a waiting caller, or lies free until a thread of the pool takes it up; if none does
   within a tick, the keeper sends one, or within four where that was in vain of late (`vacancy`). A tick is a
-  millisecond, and the keeper does not sleep while leadership is free.
+  millisecond. The keeper does not sleep while leadership is free or moves, but lets ticks out where all is calm.
 - TR5: `limit` bounds handlers that run. One that waits through `wait` lends its place. Waits that nobody can see
   (an Event, a lock, a collective) are known by the standstill: when jobs of a lane are queued and none of it has ended
   for 50 ms, its limit grows (`lanes`). The keeper sees to that: whoever queues what cannot run at once wakes it.
@@ -70,21 +70,20 @@ class Crew:
         self._name, self._transport, self._clock, self._route = name, transport, clock, route
         self._lanes = Lanes(limit)
         self._lead = threading.Lock()
-        self._turns = self._put_off_for = 0
+        self._turns = self._put_off_for = self._made = 0
         self._vacancy = Vacancy(TICK / 5)
         self._waited = 0.0
         """When a caller's last wait ended: only callers in a tight loop ask a thread of the pool for leadership."""
-        self._pool_leads = self._asked = self._guest = False
+        self.pool_leads = self._asked = self._guest = False  # the first: whether the leader, if any, is one of the pool
         self._callers: deque[Waiter] = deque()
         # Reentrant: the collector may run a finalizer of the user's, which calls, in the midst of what it guards.
         self._door = threading.RLock()
         self._idle: list[Gate] = []
         self._threads: dict[int, Thread] = {}
-        self._made = 0
         self._place = Place()
         self.stopping = self.forked = False
-        self.active = False
-        """Whether the keeper must tick; `alarm` is called when it becomes True."""
+        self.active = self.napping = False
+        """Whether the keeper must tick, and whether it lets some ticks out: `alarm` is called when that is over."""
         self.alarm: Callable[[], None] = lambda: None
 
     # -- waiting
@@ -151,7 +150,7 @@ class Crew:
                     if not waiter.listed:
                         waiter.listed = True
                         self._callers.append(waiter)
-                    if self._pool_leads and not self._asked and now() - self._waited < TICK:
+                    if self.pool_leads and not self._asked and now() - self._waited < TICK:
                         self._asked = True
                         self._transport.wake()
                     if what.done or not self._lead.locked():
@@ -248,7 +247,7 @@ class Crew:
             if not (waiter.over or waiter.resigned):
                 waiter.gate.open()
                 return True
-        self.wake_keeper()
+        self.wake_keeper(now=False)
         return False
 
     # -- the pool
@@ -256,9 +255,8 @@ class Crew:
     def submit(self, job: Job) -> bool:
         """Queues a job. Returns whether a thread was sent to run it; if not, one that is busy will."""
         with self._door:
-            lane = job[0]
-            self._lanes.queues[lane].append(job)
-            if not self._lanes.free(lane):
+            self._lanes.queues[job[0]].append(job)
+            if not self._lanes.free(job[0]):
                 self.wake_keeper()
                 return False
             gate = self._hand()
@@ -270,7 +268,7 @@ class Crew:
         """Queues a job that is in no hurry (TR8). Under leadership too."""
         with self._door:
             self._lanes.put_off.append(job)
-        self.wake_keeper()
+        self.wake_keeper(now=False)
 
     def _hand(self) -> Gate | None:
         """Finds an idle thread, whose gate is to be opened, or starts one. Under the door."""
@@ -281,10 +279,10 @@ class Crew:
             self._threads[number] = self._clock.start(lambda: self._work(number), f"{self._name}-hand-{number}")
         return None
 
-    def wake_keeper(self) -> None:
-        """Has the keeper tick for a while."""
-        if not self.active:
-            self.active = True
+    def wake_keeper(self, now: bool = True) -> None:
+        """Has the keeper tick for a while; `now`: also where it lets some ticks out."""
+        if not self.active or (now and self.napping):
+            self.active, self.napping = True, False
             self.alarm()
 
     def _work(self, number: int) -> None:
@@ -295,11 +293,11 @@ class Crew:
                 job = self._lanes.take()
             if job is None and self._lead.acquire(False):
                 self._turns += 1
-                self._pool_leads = True
+                self.pool_leads = True
                 try:
                     job = self._lead_for_pool()
                 finally:
-                    self._pool_leads = self._asked = False
+                    self.pool_leads = self._asked = False
                     taken = self._put_down()
                 if job is None and not (taken or self._guest):
                     continue
@@ -357,40 +355,42 @@ class Crew:
         """Takes note that the present thread has sent something that may be held back: it leaves within a tick."""
         if hold == LATER:
             self._place.kept_back = True
-        self.wake_keeper()
+        self.wake_keeper(now=hold == LATER)
 
     # -- the keeper's part
 
-    def tick(self, now: float) -> bool:
-        """Looks after free leadership and standstill. Returns whether it must be called again in a TICK."""
+    def tick(self, now: float, passed: int) -> int:
+        """Looks after free leadership and standstill, so many ticks after the last time; returns after how many the
+        next one is due, 0 where nothing is to be looked after.
+        """
         gates: list[Gate | None] = []
-        if busy := self._transport.holding:
+        if soon := self._transport.holding:
             self._transport.flush()
         with self._door:
             free = not self._lead.locked()
-            changed, send = self._vacancy.tick(free, self._turns)
+            changed, send = self._vacancy.tick(free, self._turns, passed)
             if send:
                 gates.append(self._hand())
-            self._put_off_for = self._put_off_for + 1 if self._lanes.put_off else 0
+            self._put_off_for = self._put_off_for + passed if self._lanes.put_off else 0
             if self._put_off_for >= _PUT_OFF_TICKS and self._lanes.free(self._lanes.put_off[0][0]):
                 gates.append(self._hand())
-            busy = busy or free or changed or self._put_off_for > 0 or self._lanes.crowded
             gates += [self._hand() for _ in range(self._lanes.grow(now))]
         for gate in gates:
             if gate is not None:
                 gate.open()
-        return busy
-
-    @property
-    def pool_leads(self) -> bool:
-        """Whether the leader, if any, is a thread of the pool."""
-        return self._pool_leads
+        if soon or gates or self._lanes.crowded:
+            return 1
+        return self._vacancy.rest(free) if free or changed or self._put_off_for else 0
 
     @property
     def needs_keeper(self) -> bool:
         """Whether leadership is free, answers are held or handlers are queued."""
-        lanes = self._lanes
-        return not self._lead.locked() or self._transport.holding or lanes.crowded or bool(lanes.put_off)
+        return not self._lead.locked() or bool(self._lanes.put_off) or self.hurried
+
+    @property
+    def hurried(self) -> bool:
+        """Whether the keeper may not let ticks out."""
+        return self._transport.holding or self._lanes.crowded
 
     @property
     def quiet(self) -> bool:

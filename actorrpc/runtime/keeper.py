@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from actorrpc.runtime.crew import TICK
 from actorrpc.runtime.lanes import Lane
+from actorrpc.runtime.vacancy import NAP
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("actorrpc")
 _FOREVER = float("inf")
 _QUIET_TICKS = 20
+_CALM_TICKS = 3
 _AFTER_ERROR_SECONDS = 0.2
 
 
@@ -34,6 +36,8 @@ class Keeper:
         self._gate = worker.clock.gate()
         self._thread: Thread | None = None
         self._stopping = False
+        self._passed = 1
+        self._calm = 0
         self.due = _FOREVER
         """When the next deadline is looked at; calls with an earlier one say so through `schedule`."""
         self._timers: list[tuple[float, Callable[[], None]]] = []
@@ -101,10 +105,12 @@ class Keeper:
         doubts = worker.doubts
         if doubts.open:
             doubts.look(time)
+        loose = worker.calls.loose_ends
         worker.calls.settle_soon()
-        quiet = 0 if crew.tick(time) or doubts.open else quiet + 1
+        rest = crew.tick(time, self._passed)
+        quiet = 0 if rest or loose or doubts.open else quiet + self._passed
         if quiet < _QUIET_TICKS:
-            self._gate.wait(TICK)
+            self._nap(1 if loose or doubts.open else rest or NAP)
             return quiet
         crew.active = False
         if crew.needs_keeper or worker.calls.loose_ends or doubts.open or self.dropped:  # just before this
@@ -112,7 +118,25 @@ class Keeper:
             return 0
         self._gate.wait(self._pause(now()))
         crew.active = True
+        self._passed, self._calm = 1, 0
         return _QUIET_TICKS - 2
+
+    def _nap(self, ticks: int) -> None:
+        """Waits for the next tick, or for some, where all was calm for a while and nobody asks for one before.
+
+        In a tight loop of calls each tick takes the GIL, and often a core, from those who call.
+        """
+        crew, now = self._worker.crew, self._worker.clock.now
+        self._calm = self._calm + 1 if ticks > 1 else 0
+        nap, began = self._calm >= _CALM_TICKS, now()
+        if nap:
+            crew.napping = True
+            nap = not (crew.hurried or self._worker.calls.loose_ends)  # just before this
+        self._gate.wait(max(0.0, min(TICK * ticks, self.due - began)) if nap else TICK)
+        if nap and not crew.napping:
+            self._calm = 0  # somebody could not wait
+        crew.napping = False
+        self._passed = max(1, round((now() - began) / TICK))
 
     def _pause(self, time: float) -> float | None:
         pause = self.due - time

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 _MOST = 3
 """Ticks that leadership may lie free beyond the first."""
+NAP = 4
+"""Ticks in which the keeper need not look, while somebody leads."""
 
 
 class Vacancy:
@@ -25,12 +27,13 @@ class Vacancy:
         self._turns = 0
         self._sent = False
 
-    def tick(self, free: bool, turns: int) -> tuple[bool, bool]:
+    def tick(self, free: bool, turns: int, passed: int = 1) -> tuple[bool, bool]:
         """Looks at leadership.
 
         Arguments:
             free: whether it lies free.
             turns: how often it was taken up so far.
+            passed: how many ticks after the last time.
 
         Returns whether it was taken up since the last tick, and whether a thread is to be sent.
         """
@@ -38,9 +41,13 @@ class Vacancy:
         if changed or not free:
             self._ticks = 0
             return changed, False
-        self._ticks += 1
+        self._ticks += passed
         self._sent = self._ticks > self._patience
         return False, self._sent
+
+    def rest(self, free: bool) -> int:
+        """Returns in how many ticks it is to be looked at again."""
+        return max(1, self._patience + 1 - self._ticks) if free else NAP
 
     def taken(self) -> bool:
         """Notes that a thread of the pool leads; returns whether a tick has seen leadership free before."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import torch
@@ -181,11 +182,8 @@ class Autograd:
         There is one for each training step, so it is no pickle, and leaves with the next message or a TICK later (TR6).
         """
         out = (Kind.TELL, Flag.CONTROL, lowest, *AUTOGRAD, _NO_PASS, context_id, _NEVER)
-        try:
+        with suppress(ActorRPCError):
             self.worker.emit(peer, out, (b"",), SOON)
-        except ActorRPCError:
-            return
-        self.worker.crew.wake_keeper()
 
     def send_begin(self, begun: Pass, peer: int, body: object) -> None:
         """Has a worker begin its part in a pass. Raises as `Worker.request` does."""
