@@ -55,3 +55,17 @@ def test_leadership_that_changes_hands_is_not_free_for_long() -> None:
     assert vacancy.tick(True, 3) == (False, True)
     vacancy.served(9.0, False)
     assert [vacancy.tick(free, 3)[1] for free in (True, False, True, True)] == [False, False, False, True]
+
+
+def test_the_keeper_looks_again_when_a_thread_may_be_due_and_counts_the_ticks_that_it_let_out() -> None:
+    vacancy = Vacancy(0.5)
+    for turns in (1, 2):
+        ticks_until_one_is_sent(vacancy, turns)
+        vacancy.served(9.0, True)
+    assert vacancy.tick(False, 3) == (True, False)
+    assert vacancy.rest(False) > 1
+    assert vacancy.tick(True, 4, passed=4) == (True, False)  # free since then, for all that is known
+    assert vacancy.rest(True) == 3
+    assert vacancy.tick(True, 4, passed=2) == (False, False)
+    assert vacancy.rest(True) == 1
+    assert vacancy.tick(True, 4) == (False, True)

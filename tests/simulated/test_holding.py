@@ -111,6 +111,63 @@ def test_what_a_callback_calls_does_not_wait_for_the_next_tick(monkeypatch: pyte
         assert called == left, seed
 
 
+def nap() -> None:
+    """Returns when the keeper has begun to let ticks out."""
+    crew = current().worker.crew
+    end = current().worker.clock.now() + 1.0
+    while not crew.napping:
+        pause(TICK / 8)
+        assert current().worker.clock.now() < end
+
+
+def test_who_holds_something_back_while_the_keeper_lets_ticks_out_has_it_look_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    left: list[float] = []
+
+    def program() -> None:
+        calls = [rpc.rpc_async(1, block) for _ in range(BURST + 2)]
+        nap()
+        begun = current().worker.clock.now()
+        left.clear()
+        calls.append(rpc.rpc_async(1, release))
+        assert current().worker.transport.holding
+        pause(TICK / 2)
+        assert left and left[0] < begun + TICK / 4
+        for call in calls:
+            call.wait()
+
+    for seed in SEEDS:
+        with SimWorld(2, seed, threads=BURST + 4) as world:
+            carry, now = world.network.carry, world.simulation.now
+
+            def carried(*what: Any, carry: Any = carry, now: Any = now) -> None:
+                if what[0].address == "sim://0":
+                    left.append(now())
+                carry(*what)
+
+            monkeypatch.setattr(world.network, "carry", carried)
+            world.run(program)
+
+
+def test_a_deadline_is_kept_although_the_keeper_lets_ticks_out() -> None:
+    def program() -> None:
+        clock = current().worker.clock
+        nap()
+        begun, seconds = clock.now(), 2.5 * TICK
+        call = rpc.rpc_async(1, block, timeout=seconds)
+        while not call.done():
+            pause(TICK / 8)
+        assert seconds <= clock.now() - begun < seconds + 1.5 * TICK
+        with pytest.raises(rpc.RPCTimeoutError):
+            call.wait()
+        rpc.rpc_sync(1, release)
+
+    for seed in SEEDS:
+        with SimWorld(2, seed) as world:
+            world.run(program)
+
+
 def test_the_simulated_transport_holds_messages_back_in_their_order_as_a_real_one_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
