@@ -293,7 +293,7 @@ class Codec:
             pass
         return path, obj
 
-    def loads(self, frames: Sequence[Any], notes: Any = None) -> Any:
+    def loads(self, frames: Sequence[Any], notes: Any = None, tries: int = 5) -> Any:
         """Reads an object.
 
         Args:
@@ -301,6 +301,7 @@ class Codec:
                 are writable and aligned becomes the memory of what is read, so they must not be used again; others
                 are copied.
             notes: loading functions that run meanwhile find it with `reading()`.
+            tries: how often it is read again where another thread's imports come in the way of its own.
 
         Raises:
             UnknownNameError: if it refers to something that cannot be imported here.
@@ -326,6 +327,10 @@ class Codec:
         except Exception as error:
             if isinstance(error, ImportError | AttributeError) and (found := names.missing(data, error)) is not None:
                 raise names.unknown(found.module, found.name, found.__cause__ or error, self._where) from error
+            # One thread imports a package, which wants its module, another that module, which wants the package: Python
+            # ends one of the two so. Not where tensors are recorded, or they would be twice.
+            if tries and type(error).__name__ == "_DeadlockError" and getattr(notes, "trace", None) is None:
+                return self.loads(frames, notes, tries - 1)
             self._wary = _WARY
             raise DeserializationError(f"cannot read a message: {_words(error)}") from error
         finally:

@@ -7,6 +7,7 @@ import dataclasses
 import enum
 import fnmatch
 import functools
+import importlib
 import operator
 import pickle
 import re
@@ -21,7 +22,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -239,6 +240,27 @@ def test_keys_that_cannot_be_shown_do_not_hide_the_error(codec: Codec) -> None:
 
     with pytest.raises(SerializationError, match=r"_thread\.lock"):
         codec.dumps({Shy(): threading.Lock()})
+
+
+@pytest.mark.parametrize("times", [2, 99])
+def test_what_another_threads_import_came_in_the_way_of_is_read_again_some_times(
+    codec: Codec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    """Python does so within an instant of its imports only, which cannot be hit at will."""
+    error = importlib._bootstrap._DeadlockError("detected")  # type: ignore[attr-defined]
+    left = [error] * times
+    monkeypatch.setitem(sys.modules, "left_to_raise", cast(Any, left))
+    (tmp_path / "comes_later.py").write_text(
+        "import left_to_raise\nif left_to_raise: raise left_to_raise.pop()\ndef f(): return 1\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    message = [b"ccomes_later\nf\n."]
+    if times > 9:
+        with pytest.raises(DeserializationError, match="detected"):
+            codec.loads(message)
+    else:
+        assert codec.loads(message)() == 1
+        sys.modules.pop("comes_later")
 
 
 def test_threads_may_share_a_codec(codec: Codec) -> None:
