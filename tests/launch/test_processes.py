@@ -207,7 +207,7 @@ def test_the_cause_counts_and_not_who_lost_it(tmp_path: Path) -> None:
         run(members)
     assert e.value.name == "b:1"
     assert "probably because of it" in str(e.value)
-    assert "a:0" in str(e.value)
+    assert "a:0" in str(e.value) or "b:0" in str(e.value), "the first that was in time; on a busy machine not both are"
 
 
 def test_members_that_outlive_the_grace_are_stopped_with_one_warning(
