@@ -50,7 +50,7 @@ log = logging.getLogger("actorrpc")
 _IPC_PATH_LIMIT = 100
 _LONGEST_POLL = 3600.0
 _PIECE_SECONDS = 60.0
-_WAKEFUL_SECONDS = 1.5e-4
+_WAKEFUL_SECONDS = 3e-4
 _MOST_IN_VAIN = 4
 _CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
 
