@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from benchmarks import broadcast, calls, cartpole, memory, peers, start, tensors, train
-from benchmarks.pairs import prepare
+from benchmarks.pairs import prepare, say
 from benchmarks.rows import parser_for, plan_of, report
 
 if TYPE_CHECKING:
@@ -37,12 +37,21 @@ def main(arguments: list[str] | None = None) -> int:
     plan = plan_of(parser, options)
     prepare()
     results: list[Result] = []
+    failed: list[str] = []
     for name in options.only or SECTIONS:
-        found = SECTIONS[name](plan)
+        try:
+            found = SECTIONS[name](plan)
+        except SystemExit as error:  # the others have taken minutes, and are not to be lost
+            failed.append(f"section {name} failed: {error}")
+            say(failed[-1])
+            continue
         for result in found:
             result.section = name
         results += found
-    return report(results, plan, options.json)
+    code = report(results, plan, options.json)
+    for complaint in failed:
+        say(complaint)
+    return 1 if failed else code
 
 
 if __name__ == "__main__":

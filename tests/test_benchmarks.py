@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+import benchmarks.__main__
 from benchmarks import rows
 from benchmarks.pairs import Lane, Measures, Plan, Team, compare, ratio
 from benchmarks.rows import Result, Row, complaints, result_of, results_of, table
@@ -130,6 +131,23 @@ def test_a_world_that_dies_is_noticed() -> None:
 def test_every_lane_has_as_many_blocks() -> None:
     samples = compare([Lane("a", clocks, size=1), Lane("b", clocks, size=1)], ["ticks"], Plan(2, 3, 0.01))
     assert [len(figures) for figures in samples["ticks"].values()] == [6, 6]
+
+
+def test_a_section_that_fails_does_not_cost_the_others_their_figures(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(_: Plan) -> list[Result]:
+        raise SystemExit("torch: a worker of 64 died")
+
+    def works(_: Plan) -> list[Result]:
+        return [result_of(Row("a", "a row", aim=2, least=1), {"torch": [2.0, 2.0], "ours": [1.0, 1.0]})]
+
+    monkeypatch.setattr(benchmarks.__main__, "prepare", lambda: None)
+    monkeypatch.setattr(benchmarks.__main__, "SECTIONS", {"fails": fails, "works": works})
+    assert benchmarks.__main__.main(["--rounds", "1"]) == 1
+    said = capsys.readouterr()
+    assert "a row" in said.out
+    assert "section fails failed: torch: a worker of 64 died" in said.err.splitlines()[-1]
 
 
 def _until(holds: object) -> None:
