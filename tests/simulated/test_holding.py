@@ -126,7 +126,7 @@ def test_who_holds_something_back_while_the_keeper_lets_ticks_out_has_it_look_at
     left: list[float] = []
 
     def program() -> None:
-        calls = [rpc.rpc_async(1, block) for _ in range(BURST + 2)]
+        calls: list[Any] = [rpc.rpc_async(1, block) for _ in range(BURST + 2)]
         nap()
         begun = current().worker.clock.now()
         left.clear()
