@@ -48,7 +48,6 @@ from actorrpc import session
 _CONTEXT = multiprocessing.get_context("forkserver")
 # torch imports torch._dynamo with a process's first optimizer, and takes 2 s over it.
 _CONTEXT.set_forkserver_preload(["torch", "torch._dynamo", "actorrpc", "pytest", "tests.worlds"])
-_DUMP_SECONDS = 60
 _LEAK_SECONDS = 3.0
 
 Options = Mapping[str, Any]
@@ -446,7 +445,7 @@ def _settle_in(rank: int, plan: Plan) -> None:
     os.close(error)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    faulthandler.dump_traceback_later(_DUMP_SECONDS)
+    # No `dump_traceback_later`: it walks the stacks of threads that run, which has ended a process with SIGSEGV.
     tempfile.tempdir = os.environ["TMPDIR"] = plan.folder
     torch.set_num_threads(1)
     gc.freeze()  # what the imports made need not be looked at by every collection
