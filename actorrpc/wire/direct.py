@@ -15,6 +15,8 @@ Rules:
 - DW4: the leader stays awake for a moment before it sleeps, since to be woken takes longer than most answers to small
   calls do. Where nothing came meanwhile it sleeps at once the next time, and the more often that was in vain, the more
   times (up to 31). On a single core it never stays awake.
+- DW5: who sends does not wait for the lock of a way. It has the lock of its peer, and whoever has the way's may be in a
+  finalizer of the user's, which sends to that peer, and waits for that. Who has the lock takes along what it leaves.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The sending end of a direct way (`wire.direct`; rules DW1 to DW4 stand there).
+"""The sending end of a direct way (`wire.direct`; rules DW1 to DW5 stand there).
 
 On the stream a message is a word of 4 bytes and its frames: the word is the size of the only frame; or, with its
 highest bit set, the number of frames, whose sizes follow in 8 bytes each. A second bit says that all frames but the
@@ -23,7 +23,7 @@ from actorrpc.wire.segments import LARGE, ORDER, Stock
 from actorrpc.wire.transport import snapshot
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from actorrpc.wire.direct import DirectWays
     from actorrpc.wire.envelope import Frame
@@ -62,13 +62,15 @@ class Outgoing:
         ways: whose leader goes on with what the socket does not take.
     """
 
-    __slots__ = ("_backlog", "_held", "_lock", "_open", "_sending", "_stock", "_ways", "socket")
+    __slots__ = ("_backlog", "_held", "_late", "_lock", "_open", "_sending", "_stock", "_ways", "socket")
 
     def __init__(self, socket: socket.socket, ways: DirectWays) -> None:
         self.socket, self._ways = socket, ways
         # Reentrant: the collector may run a finalizer of the user's, which sends, in the midst of a send.
         self._lock = threading.RLock()
         self._held: list[Sequence[Frame] | _Stowed] = []
+        self._late: deque[Sequence[Frame] | _Stowed] = deque()
+        """What came while another thread had the lock, before what is to be held (DW5)."""
         self._stock: Stock | None = None
         self._backlog: deque[Frame] = deque()
         self._sending = False
@@ -89,9 +91,15 @@ class Outgoing:
             if not lasting and message is frames:
                 message = snapshot(frames)
             lasting = True
-        with self._lock:
+        if not self._lock.acquire(False):
+            self._late.append(message if lasting else snapshot(frames))
+            self._pass_on()
+            return False
+        try:
             if not self._open:
                 raise KeyError(self.socket)
+            if self._late:
+                self._gather()
             if self._sending and not lasting:  # it has to wait here; else what the socket does not take is copied
                 message = snapshot(frames)
             held = self._held
@@ -101,6 +109,38 @@ class Outgoing:
             if not self._sending:
                 self._flush()
             return False
+        finally:
+            self._leave()
+
+    # -- the lock (RULE DW5)
+
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[None]:
+        self._lock.acquire()
+        try:
+            self._gather()
+            yield
+        finally:
+            self._leave()
+
+    def _leave(self) -> None:
+        self._lock.release()
+        if self._late:
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        while self._late and self._lock.acquire(False):
+            try:
+                self._gather()
+                if self._open and not self._sending:
+                    self._flush()
+            finally:
+                self._lock.release()
+
+    def _gather(self) -> None:
+        late = self._late
+        while late:
+            self._held.append(late.popleft())
 
     def _stow(self, frames: Sequence[Frame]) -> Sequence[Frame] | _Stowed:
         """Puts all frames but the first into a segment, where there is one."""
@@ -122,11 +162,15 @@ class Outgoing:
         return _Stowed(head, frames[:1])
 
     def _open_stock(self) -> Stock | None:
-        with self._lock:
+        if not self._lock.acquire(False):
+            return self._stock
+        try:
             commons = self._ways.commons
             if self._stock is None and self._open and commons is not None:
                 self._stock = Stock(self.socket, lambda what, number: commons.told(self, what, number))
             return self._stock
+        finally:
+            self._leave()
 
     @property
     def is_open(self) -> bool:
@@ -142,9 +186,13 @@ class Outgoing:
     def order(self, orders: bytes) -> None:
         """Has orders leave before the next message."""
         word = WORD.pack(MANY + ORDERED)
-        with self._lock:
-            for at in range(0, len(orders), ORDER.size):
-                self._held.append(_Stowed(word + orders[at : at + ORDER.size], ()))
+        for at in range(0, len(orders), ORDER.size):
+            self._late.append(_Stowed(word + orders[at : at + ORDER.size], ()))
+        if self._lock.acquire(False):
+            try:
+                self._gather()
+            finally:
+                self._leave()
 
     def tidy(self, now: float) -> bool:
         """Gives up segments that have not been used for long. Returns whether there are none any more."""
@@ -159,8 +207,8 @@ class Outgoing:
 
     def flush(self) -> None:
         """Sends what is kept back."""
-        if self._held:
-            with self._lock:
+        if self._held or self._late:
+            with self._turn():
                 if self._held and self._open and not self._sending:
                     self._flush()
 
@@ -220,7 +268,7 @@ class Outgoing:
 
     def go_on(self) -> None:
         """Writes what the socket takes of the backlog, within reason."""
-        with self._lock:
+        with self._turn():
             if self._sending:
                 return
             self._sending = True
@@ -265,14 +313,14 @@ class Outgoing:
             if left <= 0 or not poll.poll(left * 1000):
                 break
             self.go_on()
-        with self._lock:
+        with self._turn():
             if self.socket.fileno() >= 0:
                 self._open = False
                 self._end()
 
     def close(self, linger: float) -> None:
         """Closes the way. `linger`, unless 0: the backlog may still leave, as long as the leader receives."""
-        with self._lock:
+        with self._turn():
             if not self._open:
                 return
             if linger and self._held and not self._sending:

@@ -1,12 +1,15 @@
-"""The direct way between processes of one host, without workers (DW1 to DW3): streams, backlogs, ends, nonsense."""
+"""The direct way between processes of one host, without workers (DW1 to DW5): streams, backlogs, ends, nonsense."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import select
 import socket
 import struct
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +18,7 @@ from typing import Any
 import pytest
 
 from actorrpc.wire import direct
+from actorrpc.wire.transport import AT_ONCE, LATER
 from actorrpc.wire.zeromq import ZmqTransport
 from tests.wire.test_zeromq import receive
 
@@ -130,6 +134,65 @@ def test_frames_that_do_not_last_may_change_as_soon_as_they_are_sent(
 
     until(all_came, here)
     assert came == [b"a" * size for size in sizes]
+
+
+def test_who_sends_does_not_wait_for_who_flushes_and_is_not_overtaken(pair: tuple[ZmqTransport, ZmqTransport]) -> None:
+    """Who flushes may be in a finalizer that waits for what who sends has."""
+    here, there = pair
+    way: Any = here._ways[1]
+    entered, over = threading.Event(), threading.Event()
+
+    def flush() -> None:
+        with way._turn():
+            entered.set()
+            assert over.wait(20)
+
+    large, changed = os.urandom(300_000), bytearray(b"a" * 1000)
+    here.send(1, [b"0"], LATER)
+    thread = threading.Thread(target=flush)
+    thread.start()
+    assert entered.wait(20)
+    here.send(1, [b"1"])
+    here.send(1, [b"2"], LATER)
+    here.send(1, [b"3", large])
+    here.send(1, [b"4", changed], lasting=False)
+    changed[:] = b"b" * 1000
+    over.set()
+    thread.join(20)
+    here.send(1, [b"5"])
+    got = receive(there, 6, here)
+    assert [bytes(frames[0]) for frames in got] == [b"0", b"1", b"2", b"3", b"4", b"5"]
+    assert (bytes(got[3][1]), bytes(got[4][1])) == (large, b"a" * 1000)
+
+
+def test_threads_that_send_and_flush_at_once_lose_nothing(pair: tuple[ZmqTransport, ZmqTransport]) -> None:
+    here, there = pair
+    door, over = threading.Lock(), threading.Event()
+    count = itertools.count()
+    interval = sys.getswitchinterval()
+
+    def flush() -> None:
+        while not over.is_set():
+            here.flush()
+
+    def send() -> None:
+        for _ in range(1500):
+            with door:
+                number = next(count)
+                here.send(1, [b"%d" % number], (AT_ONCE, LATER)[number % 3 == 0])
+
+    threads = [threading.Thread(target=run) for run in (flush, send, send)]
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        got = receive(there, 3000, here)
+    finally:
+        over.set()
+        sys.setswitchinterval(interval)
+        for thread in threads:
+            thread.join(20)
+    assert [int(bytes(frames[0])) for frames in got] == list(range(3000))
 
 
 def test_what_is_sent_before_hanging_up_arrives(pair: tuple[ZmqTransport, ZmqTransport]) -> None:
