@@ -89,7 +89,7 @@ def test_an_idle_worker_sleeps() -> None:
 
     with made(3, heartbeat_timeout=10) as world:
         world.everywhere(call_all_of, 3)
-        assert world.on(0, count) <= 4  # polling every 0.2 s would be 10
+        assert world.on(0, count) <= 6  # polling every 0.2 s would be 10; a thread of the pool may end meanwhile
 
 
 def test_without_heartbeats_a_stopped_worker_is_waited_for_and_a_dead_one_is_noticed_all_the_same() -> None:
