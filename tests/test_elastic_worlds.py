@@ -561,9 +561,12 @@ def test_a_killed_worker_can_be_replaced_at_once() -> None:
 
 
 def call_until_lost() -> str:
-    rpc.rpc_sync("w1", note, args=("begun",))
-    with pytest.raises(rpc.WorkerLostError) as caught:
+    def call() -> None:
+        rpc.rpc_sync("w1", note, args=("begun",))  # which may be the one that is lost
         rpc.rpc_sync("w1", time.sleep, args=(30,))
+
+    with pytest.raises(rpc.WorkerLostError) as caught:
+        call()
     return str(caught.value)
 
 
