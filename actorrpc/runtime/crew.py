@@ -14,7 +14,7 @@ One thread at a time *leads*: only it receives. THREAD RULES:
   (an Event, a lock, a collective) are known by the standstill: when jobs of a lane are queued and none of it has ended
   for 50 ms, its limit grows (`lanes`). The keeper sees to that: whoever queues what cannot run at once wakes it.
 - TR6: an answer may be held back, to leave together with others, by a thread of the pool that goes on to receive or to
-  run what is queued; it sends what is held before it blocks in anything, and the keeper does so at every tick.
+  run what is queued; it sends what is held before it blocks in anything, and the keeper does so whenever it looks.
 - TR7: control jobs run one after the other and never queue behind handlers. They must not block.
 - TR8: a job that is put off waits until a thread of the pool has nothing else to do, or for ten ticks: then the keeper
   sends a thread.
@@ -352,7 +352,7 @@ class Crew:
         return SOON if self._place.hand and self._transport.crowded else AT_ONCE
 
     def held_back(self, hold: int) -> None:
-        """Takes note that the present thread has sent something that may be held back: it leaves within a tick."""
+        """Has the keeper send what this thread may have held back: within a tick if LATER, else when it next looks."""
         if hold == LATER:
             self._place.kept_back = True
         self.wake_keeper(now=hold == LATER)

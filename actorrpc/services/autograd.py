@@ -179,7 +179,7 @@ class Autograd:
     def _tell_end(self, peer: int, context_id: int, lowest: int) -> None:
         """Tells another worker that a context is over, and all of its creator with counters below `lowest`.
 
-        There is one for each training step, so it is no pickle, and leaves with the next message or a TICK later (TR6).
+        There is one for each training step, so it is no pickle, and leaves with the next message, or soon (TR6).
         """
         out = (Kind.TELL, Flag.CONTROL, lowest, *AUTOGRAD, _NO_PASS, context_id, _NEVER)
         with suppress(ActorRPCError):

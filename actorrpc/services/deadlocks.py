@@ -17,7 +17,6 @@ RULE DL4 (breaking). All calls in the circles are given up with a DeadlockError;
 from __future__ import annotations
 
 import logging
-import threading
 from typing import TYPE_CHECKING, NamedTuple
 
 from actorrpc.errors import ActorRPCError, DeadlockError
@@ -27,6 +26,7 @@ from actorrpc.runtime.lanes import Lane
 from actorrpc.runtime.mailbox import State
 from actorrpc.runtime.message import QUEUED
 from actorrpc.services.ids import WAITS
+from actorrpc.services.looking import Looking
 from actorrpc.services.waits import Ages, Node, call_of, node_of, state_of, waits_of, who
 from actorrpc.wire.envelope import Flag
 
@@ -63,7 +63,7 @@ class Hold(NamedTuple):
     text: str
 
 
-class Deadlocks:
+class Deadlocks(Looking):
     """A worker's part in finding who waits for whom.
 
     Arguments:
@@ -71,15 +71,13 @@ class Deadlocks:
     """
 
     def __init__(self, worker: Worker) -> None:
-        self._worker, self.ages = worker, Ages(worker)
-        self._pause = 0.0
+        super().__init__(worker)
+        self.ages = Ages(worker)
         self._marks = (0, 0)
         self._looks: dict[int, int] = {}
         """How often each call that is waited for for long was seen."""
         self._probing = False
         worker.services[Deadlocks] = self
-        self._door = threading.Lock()
-        self._will_look = False
         worker.cells[WAITS] = ServiceCell(worker, Lane.CONTROL, self._handle)
 
     def start(self, seconds: float) -> None:
@@ -88,9 +86,7 @@ class Deadlocks:
         Arguments:
             seconds: for how long a call must have been waited for; 0: does not look.
         """
-        if seconds > 0:
-            self._pause = seconds / 2
-            self._look_later()
+        self._begin(seconds / 2)
 
     def _handle(self, message: Message) -> None:
         verb, *rest = message.load()
@@ -104,9 +100,7 @@ class Deadlocks:
     # -- looking
 
     def _look(self) -> None:
-        worker, self._will_look = self._worker, False
-        if not worker.open:
-            return
+        worker = self._worker
         old = [call for call in list(worker.calls.pending.values()) if call.id < self._marks[0] and call.waiters]
         self._marks = self._marks[1], self.ages.mark()
         self._looks = {call.id: self._looks.get(call.id, 0) + 1 for call in old}
@@ -114,19 +108,6 @@ class Deadlocks:
         if due and not self._probing:
             self._probing = True
             worker.crew.submit((Lane.FREE, self._probe, due))
-        if worker.calls.pending:
-            self._look_later()
-        else:  # an idle worker is to sleep
-            worker.calls.next_sent.append(self._look_later)
-            if worker.calls.pending:  # it was sent before that could be seen
-                self._look_later()
-
-    def _look_later(self) -> None:
-        with self._door:
-            if self._will_look:
-                return
-            self._will_look = True
-        self._worker.keeper.after(self._pause, self._look)
 
     def _probe(self, calls: Sequence[Node]) -> None:
         try:

@@ -9,10 +9,10 @@ That there is no answer means nothing: the callee may hold the GIL. A worker tha
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Final
 
 from actorrpc.runtime.peers import Standing
+from actorrpc.services.looking import Looking
 
 if TYPE_CHECKING:
     from actorrpc.runtime.worker import Worker
@@ -21,7 +21,7 @@ PAUSE: Final = 0.4
 """The share of the time of silence between two looks: a call is asked after at the second one."""
 
 
-class Inquiries:
+class Inquiries(Looking):
     """What one worker asks.
 
     Arguments:
@@ -29,44 +29,23 @@ class Inquiries:
     """
 
     def __init__(self, worker: Worker) -> None:
-        self._worker = worker
-        self._pause = 0.0
+        super().__init__(worker)
         self._seen: set[int] = set()
         """The calls that were pending at the last look."""
-        self._door = threading.Lock()
-        self._will_look = False
 
     def start(self) -> None:
         """Begins to ask, unless peers are never taken for lost by their silence."""
-        self._pause = self._worker.transport.silence * PAUSE
-        if self._pause > 0:
-            self._look_later()
+        self._begin(self._worker.transport.silence * PAUSE)
 
     def _look(self) -> None:
-        worker, self._will_look = self._worker, False
-        if not worker.open:
-            return
-        pending = list(worker.calls.pending.values())
+        pending = list(self._worker.calls.pending.values())
         late = {call.peer for call in pending if call.id in self._seen}
         self._seen = {call.id for call in pending}
         for number in sorted(late):
             self._ask(number)
-        if worker.calls.pending:
-            self._look_later()
-        else:  # an idle worker is to sleep
-            worker.calls.next_sent.append(self._look_later)
-            if worker.calls.pending:  # it was sent before that could be seen
-                self._look_later()
 
     def _ask(self, number: int) -> None:
         worker = self._worker
         peer = worker.peers.get(number)
         if number != worker.id and peer is not None and peer.standing is Standing.MEMBER and worker.doubts.ask:
             worker.doubts.ask(number, self._pause, worker.doubts.new_question())
-
-    def _look_later(self) -> None:
-        with self._door:
-            if self._will_look:
-                return
-            self._will_look = True
-        self._worker.keeper.after(self._pause, self._look)
