@@ -70,7 +70,7 @@ class Outbox:
             peer = worker.members.reach(to)
         with peer.lock:
             if peer.busy:  # this thread is in the midst of a send: a finalizer of the user's sends
-                peer.deferred.append((out, frames if lasting else snapshot(frames)))
+                peer.deferred.append((out, snapshot(frames, lasting)))
                 return
             peer.busy = True
             try:

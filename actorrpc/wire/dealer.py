@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING
 import zmq
 
 from actorrpc.wire import pieces
-from actorrpc.wire.transport import snapshot
+from actorrpc.wire.transport import COPIED_BELOW, snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from actorrpc.wire.envelope import Frame
 
-_COPY_BELOW = 262144
-"""Bytes below which copying a frame beats handing its memory to ZeroMQ."""
 BUNDLE = b"b\1"
 """Marks a frame that holds several messages."""
 _HOLD_BELOW = 2048
@@ -59,8 +57,8 @@ class DealerWay:
         """
         with self.lock:
             dealer = self.dealer
-            if self.busy and not lasting:
-                frames, lasting = snapshot(frames), True
+            if self.busy:
+                frames, lasting = snapshot(frames, lasting), True
             if dealer.closed:
                 raise KeyError(self.endpoint)
             if len(frames) == 1 and not (hold or self.held or self.busy) and len(frames[0]) <= self.piece:
@@ -123,7 +121,7 @@ class DealerWay:
         last = 0 if apart else len(frames) - 1
         for i, frame in enumerate(frames):
             # What may change is copied by the piece, into memory that is warm, which a snapshot's would not be.
-            copied = not i or not lasting or memoryview(frame).nbytes < _COPY_BELOW
+            copied = not i or not lasting or memoryview(frame).nbytes < COPIED_BELOW
             self._put(frame, zmq.SNDMORE if i < last else 0, copied)
 
     def _put(self, frame: Frame, flags: int, copy: bool) -> None:

@@ -20,7 +20,7 @@ from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 from actorrpc.wire.segments import LARGE, ORDER, Stock
-from actorrpc.wire.transport import snapshot
+from actorrpc.wire.transport import COPIED_BELOW, snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -39,8 +39,6 @@ APART = 1 << 16
 TURNS = 16
 """How often a way reads or writes before others have their turn."""
 NO_WAIT = getattr(socket, "MSG_DONTWAIT", 0) | getattr(socket, "MSG_NOSIGNAL", 0)
-_COPY_BELOW = LARGE
-"""Bytes below which what the socket does not take of a frame is copied."""
 _GATHER = 64
 """How many pieces are written at once."""
 _HOLD_BELOW = 2048
@@ -92,7 +90,7 @@ class Outgoing:
                 message = snapshot(frames)
             lasting = True
         if not self._lock.acquire(False):
-            self._late.append(message if lasting else snapshot(frames))
+            self._late.append(message if message is not frames else snapshot(frames, lasting))
             self._pass_on()
             return False
         try:
@@ -100,8 +98,8 @@ class Outgoing:
                 raise KeyError(self.socket)
             if self._late:
                 self._gather()
-            if self._sending and not lasting:  # it has to wait here; else what the socket does not take is copied
-                message = snapshot(frames)
+            if self._sending and message is frames:  # it has to wait; else what the socket does not take is copied
+                message = snapshot(frames, lasting)
             held = self._held
             held.append(message)
             if hold and len(held) < _HOLD_AT_MOST and len(frames) == 1 and len(frames[0]) < _HOLD_BELOW:
@@ -262,7 +260,7 @@ class Outgoing:
                 continue
             rest = memoryview(piece)[count:]
             count = 0
-            self._backlog.append(rest if size >= _COPY_BELOW else bytes(rest))
+            self._backlog.append(rest if size >= COPIED_BELOW else bytes(rest))
         if self._backlog:
             self._ways.arm(self)
 

@@ -20,6 +20,8 @@ AT_ONCE: Final = 0
 SOON: Final = 1
 LATER: Final = 2
 """How long a message may be held back; see `Transport.send`."""
+COPIED_BELOW: Final = 256 * 1024
+"""Bytes of a frame below which it is copied before `Transport.send` returns, wherever it then is."""
 
 
 class News:
@@ -88,8 +90,9 @@ class Transport(Protocol):
             hold: whether it may wait for others to the same peer: AT_ONCE, not at all; SOON, until the next `receive`
                 that finds nothing at once, or `flush`, or until enough are held; LATER, until one of the last two. It
                 keeps its place before all later ones.
-            lasting: whether the frames stay as they are until they have left. Those of an answer or a tell may not:
-                their sender has no moment at which it could know that. Then they are copied.
+            lasting: whether large frames (from `COPIED_BELOW` on) stay as they are until they have left. Those of an
+                answer or a tell may not: their sender has no moment at which it could know that. Then they are copied,
+                as smaller ones are in any case.
 
         Raises:
             KeyError: the peer was not dialled, or hung up.
@@ -117,6 +120,8 @@ class Transport(Protocol):
         """Frees everything; what is queued gets `linger` seconds to leave. Only after the last `receive` returned."""
 
 
-def snapshot(frames: Sequence[Frame]) -> Sequence[Frame]:
-    """Copies the frames of a message that may change before they have left; the first cannot."""
-    return frames if len(frames) == 1 else [frames[0], *map(bytes, frames[1:])]
+def snapshot(frames: Sequence[Frame], lasting: bool = False) -> Sequence[Frame]:
+    """Copies the frames of a message that may change before they have left (see `Transport.send`); the first cannot."""
+    if len(frames) == 1:
+        return frames
+    return [frames[0], *(f if lasting and memoryview(f).nbytes >= COPIED_BELOW else bytes(f) for f in frames[1:])]

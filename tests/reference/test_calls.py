@@ -129,7 +129,8 @@ def test_small_arguments_of_rpc_async_are_copied_at_the_call_and_large_ones_are_
             small.fill_(k)
             futures.append(rpc.rpc_async(OTHER, first_and_last, args=(small, large)))
         small.fill_(-1)
-        assert [future.wait() for future in futures] == [[k, k, n, n] for k in range(10)]
+        got = [future.wait() for future in futures]
+        assert got == [[k, k, n, n] for k in range(10)], got
         large.fill_(n + 1)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from actorrpc.wire import direct
-from actorrpc.wire.transport import AT_ONCE, LATER
+from actorrpc.wire.transport import AT_ONCE, COPIED_BELOW, LATER
 from actorrpc.wire.zeromq import ZmqTransport
 from tests.wire.test_zeromq import receive
 
@@ -111,8 +111,9 @@ def test_what_a_full_socket_does_not_take_leaves_when_there_is_room(pair: tuple[
 
 
 @pytest.mark.parametrize("in_the_midst_of_a_send", [False, True])
-def test_frames_that_do_not_last_may_change_as_soon_as_they_are_sent(
-    in_the_midst_of_a_send: bool, pair: tuple[ZmqTransport, ZmqTransport]
+@pytest.mark.parametrize("lasting", [False, True])
+def test_small_frames_and_those_that_do_not_last_may_change_as_soon_as_they_are_sent(
+    lasting: bool, in_the_midst_of_a_send: bool, pair: tuple[ZmqTransport, ZmqTransport]
 ) -> None:
     here, there = pair
     way: Any = here._ways[1]
@@ -120,9 +121,10 @@ def test_frames_that_do_not_last_may_change_as_soon_as_they_are_sent(
     for size in sizes:
         frame = bytearray(b"a" * size)
         way._sending = in_the_midst_of_a_send
-        here.send(1, [b"head", frame], lasting=False)
+        here.send(1, [b"head", frame], lasting=lasting)
         way._sending = False
-        frame[:] = b"b" * size
+        if not lasting or size < COPIED_BELOW:
+            frame[:] = b"b" * size
     here.flush()
     came: list[bytes] = []
 
@@ -147,7 +149,7 @@ def test_who_sends_does_not_wait_for_who_flushes_and_is_not_overtaken(pair: tupl
             entered.set()
             assert over.wait(20)
 
-    large, changed = os.urandom(300_000), bytearray(b"a" * 1000)
+    large, changed, small = os.urandom(300_000), bytearray(b"a" * 1000), bytearray(b"a" * (COPIED_BELOW - 1))
     here.send(1, [b"0"], LATER)
     thread = threading.Thread(target=flush)
     thread.start()
@@ -156,13 +158,16 @@ def test_who_sends_does_not_wait_for_who_flushes_and_is_not_overtaken(pair: tupl
     here.send(1, [b"2"], LATER)
     here.send(1, [b"3", large])
     here.send(1, [b"4", changed], lasting=False)
+    here.send(1, [b"5", small])
     changed[:] = b"b" * 1000
+    small[:] = b"b" * len(small)
     over.set()
     thread.join(20)
-    here.send(1, [b"5"])
-    got = receive(there, 6, here)
-    assert [bytes(frames[0]) for frames in got] == [b"0", b"1", b"2", b"3", b"4", b"5"]
+    here.send(1, [b"6"])
+    got = receive(there, 7, here)
+    assert [bytes(frames[0]) for frames in got] == [b"0", b"1", b"2", b"3", b"4", b"5", b"6"]
     assert (bytes(got[3][1]), bytes(got[4][1])) == (large, b"a" * 1000)
+    assert set(bytes(got[5][1])) == set(b"a")
 
 
 def test_threads_that_send_and_flush_at_once_lose_nothing(pair: tuple[ZmqTransport, ZmqTransport]) -> None:

@@ -19,6 +19,7 @@ import zmq
 from actorrpc.errors import RendezvousError
 from actorrpc.services import address
 from actorrpc.wire import dealer, folders, zeromq
+from actorrpc.wire.transport import COPIED_BELOW
 from actorrpc.wire.zeromq import ZmqTransport
 from tests.worlds import raised_within
 
@@ -141,11 +142,17 @@ def test_a_frame_is_copied_when_it_is_sent_unless_it_is_large(way: str, made: li
     here, there = WAYS[way](), WAYS[way]()
     made += [here, there]
     here.dial(1, there.endpoints)
-    small = bytearray(b"a" * (dealer._COPY_BELOW - 1))
-    here.send(1, [b"head", small])
-    small[:] = b"b" * len(small)
-    ((_, frame),) = receive(there, 1, here)
-    assert bytes(frame) == b"a" * len(small)
+    for in_the_midst_of_a_send in (False, True):
+        small = bytearray(b"a" * (COPIED_BELOW - 1))
+        if isinstance(on_its_way := here._ways[1], dealer.DealerWay):
+            on_its_way.busy = in_the_midst_of_a_send
+        here.send(1, [b"head", small])
+        small[:] = b"b" * len(small)
+        if isinstance(on_its_way, dealer.DealerWay):
+            on_its_way.busy = False
+        here.flush()
+        ((_, frame),) = receive(there, 1, here)
+        assert bytes(frame) == b"a" * len(small)
     large = bytearray(b"a" * (1 << 20))
     here.send(1, [b"head", large])
     ((_, frame),) = receive(there, 1, here)
