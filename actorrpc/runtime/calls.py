@@ -152,7 +152,7 @@ class Calls:
         if call is None or call.peer != caller or self.pending.pop(number, None) is None:
             worker.limits.answered(number)
             # Late: it expired. References in it must be taken over and dropped, or their counts stay up.
-            return (Lane.FREE, worker.discard, (frames, caller)) if flags & Flag.REFS else None
+            return (Lane.FREE, worker.answers.discard, (frames, caller)) if flags & Flag.REFS else None
         if failed and flags & Flag.NEEDS_VALUE and call.again is not None:
             return (Lane.FREE, self._send_again, (call, frames))
         if call.sent_flags & Flag.COUNTED:
@@ -225,7 +225,7 @@ class Calls:
     def _drop_answer(self, call: Call) -> None:
         frames, call.frames = call.frames, ()
         if frames and call.flags & Flag.REFS:
-            self._worker.discard((frames, call.peer))
+            self._worker.answers.discard((frames, call.peer))
 
     # -- futures that nobody waits for
 

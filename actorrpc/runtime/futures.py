@@ -269,7 +269,7 @@ class Future(torch.futures.Future, Generic[T]):  # type: ignore[type-arg]
     def _read(self, call: Call) -> T:
         """Reads the call's answer; raises what came instead."""
         assert self._worker is not None
-        value: T = self._worker.result(call)
+        value: T = self._worker.answers.read(call)
         return value
 
     def _settle(self) -> None:

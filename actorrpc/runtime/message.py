@@ -257,14 +257,14 @@ class Message:
         if self.wants_answer and not self.answered:
             self.answered = True
             self.worker.serving.answered(self)
-            self.worker.answer(self, value)
+            self.worker.answers.give(self, value)
 
     def fail(self, error: BaseException, flags: int = 0) -> None:
         """Answers with an error; the error of a tell goes to the log."""
         if not self.answered:
             self.answered = True
             self.worker.serving.answered(self)
-            self.worker.answer_error(self, error, flags)
+            self.worker.answers.give_error(self, error, flags)
 
     @property
     def holds_refs(self) -> bool:

@@ -73,13 +73,13 @@ class Serving:
         if message.mailbox is not None and message.turn is None:
             message.mailbox.forget(_was_answered)
         if frames and message.flags & Flag.REFS:
-            self._worker.discard((frames, message.caller))
+            self._worker.answers.discard((frames, message.caller))
         if message.kept is not None:
             late = message.deadline is not None and message.deadline <= self._worker.clock.now()
             kind, reason = (RPCTimeoutError, "the time of the call had run out") if late else (CancelledError, _GONE)
             message.kept.fill(None, kind(f"the object was not made: {reason}"))
         if message.wants_answer:
-            self._worker.answer_nothing(message)
+            self._worker.answers.give_nothing(message)
 
     def returned(self, message: Message) -> None:
         """Says that a handler has returned. If the message was cancelled and is to be answered later, it is now."""

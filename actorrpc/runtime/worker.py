@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import logging
 import os
 from typing import TYPE_CHECKING, Any
@@ -11,13 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from actorrpc.errors import (
-    ActorRPCError,
     DeserializationError,
     MessageTooLargeError,
     NotAMemberError,
-    ProtocolError,
-    RemoteError,
 )
+from actorrpc.runtime.answers import Answers
 from actorrpc.runtime.calls import Calls
 from actorrpc.runtime.completion import Completion, check_seconds
 from actorrpc.runtime.credit import Credit
@@ -26,21 +23,18 @@ from actorrpc.runtime.doubts import Doubts
 from actorrpc.runtime.forked import end_child
 from actorrpc.runtime.handling import NO_CONTEXT, Handling, here
 from actorrpc.runtime.keeper import Keeper
-from actorrpc.runtime.lanes import Job, Lane
 from actorrpc.runtime.limits import Limits
 from actorrpc.runtime.members import Members
 from actorrpc.runtime.message import RUNNING, GivenUp, Message, Parcel, Route
 from actorrpc.runtime.outbox import Outbox
 from actorrpc.runtime.patience import Patience
-from actorrpc.runtime.peers import Standing
+from actorrpc.runtime.router import Router
 from actorrpc.runtime.serving import Serving
 from actorrpc.runtime.waking import Waking
 from actorrpc.wire import envelope
-from actorrpc.wire.codec import NONE, Codec, mentions_main
-from actorrpc.wire.envelope import HEADER_SIZE, MARK, Flag, Kind, context_of, size_of
-from actorrpc.wire.failures import read_failure, write_failure
+from actorrpc.wire.codec import Codec, mentions_main
+from actorrpc.wire.envelope import HEADER_SIZE, Flag, Kind
 from actorrpc.wire.names import lacks_main
-from actorrpc.wire.salvage import salvage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -54,14 +48,7 @@ if TYPE_CHECKING:
     from actorrpc.wire.transport import Transport
 
 log = logging.getLogger("actorrpc")
-failures = logging.getLogger("actorrpc.failures")
-"""What handlers raise, which its callers are told in any case; at level INFO, so that it is not shown by default."""
-
 _NEVER = float("inf")
-_MEMBER = Standing.MEMBER
-_unpack = envelope._LAYOUT.unpack_from
-_NOTHING: Sequence[Frame] = (NONE,)
-_NOTHING_SIZE = HEADER_SIZE + len(NONE)
 
 
 class Worker:
@@ -107,7 +94,11 @@ class Worker:
         """Handlers that are in progress on no thread of the pool: coroutines."""
         self.services: dict[type, Any] = {}
         """What is installed here, by type, for those who only know the worker."""
-        self.crew = Crew(record.name, transport, clock, self._route, threads)
+        self.answers = Answers(self)
+        self.router = Router(self)
+        self.place = self.router.place
+        """Returns a place among the messages for what comes now and is none (RULE MB3)."""
+        self.crew = Crew(record.name, transport, clock, self.router.route, threads)
         self.keeper = Keeper(self)
         self.doubts = Doubts(self)
         self.waking = Waking(self)
@@ -116,7 +107,6 @@ class Worker:
         """Sends a message whose payload is written; see `Outbox.emit`."""
         self.wait = Patience(self).wait
         """Blocks until something is done; see `Patience.wait`."""
-        self._numbers = itertools.count(1)
         self.ending = False
         """Whether the world is about to end, so that peers that go are no surprise."""
         self.open = True
@@ -165,7 +155,7 @@ class Worker:
         if context != NO_CONTEXT and self.tracer is not None:
             parcel.trace = self.tracer.sending(context, to)
         try:
-            frames = self.codec.dumps(body, parcel, by_value=by_value or self._has_another_main(to))
+            frames = self.codec.dumps(body, parcel, by_value=by_value or self.has_another_main(to))
             most = self.limits.most_message
             if most is not None and (size := HEADER_SIZE + envelope.size_of(frames)) > most:
                 raise MessageTooLargeError(
@@ -180,7 +170,8 @@ class Worker:
                 raise parcel.failure from parcel.failure.__cause__  # which may tell where it happened
             raise
 
-    def _has_another_main(self, to: int) -> bool:
+    def has_another_main(self, to: int) -> bool:
+        """Whether things of `__main__` are written by value for a peer, since it has another one."""
         peer = self.peers.get(to)
         return peer is not None and peer.by_value
 
@@ -237,7 +228,7 @@ class Worker:
         frames, parcel = self.write(body, to, _context_here())
         context = parcel.context
         again = None
-        if mentions_main(frames) and not self._has_another_main(to):
+        if mentions_main(frames) and not self.has_another_main(to):
             again = lambda: self.write(body, to, context, by_value=True)  # noqa: E731
             flags |= Flag.NEEDS_VALUE
         return self.calls.post(
@@ -288,82 +279,9 @@ class Worker:
 
     def take(self, frames: Sequence[Frame]) -> None:
         """Routes a message that did not come through the transport just now."""
-        job = self._route(frames)
+        job = self.router.route(frames)
         if job is not None:
             self.crew.submit(job)
-
-    # -- routing (under leadership: RULE TR1)
-
-    def _route(self, frames: Sequence[Frame]) -> Job | None:
-        try:
-            return self._dispatch(frames)
-        except Exception:  # the leader, and with it all later messages, must not suffer for one
-            log.exception("%s: a message of %d bytes could not be routed", self, envelope.size_of(frames))
-            return None
-
-    def _dispatch(self, frames: Sequence[Frame]) -> Job | None:
-        first = frames[0]
-        try:
-            mark, kind, flags, caller, incarnation, call_id, sequence, creator, local, chain, context, remaining = (
-                _unpack(first)
-            )
-            if mark != MARK:
-                raise ProtocolError("not a message of this protocol")
-        except Exception:
-            data = envelope.read_greeting(frames)
-            if data is not None:
-                return (Lane.CONTROL, self._greeting, data)
-            log.debug("%s: dropped %d bytes that are no message", self.record.name, envelope.size_of(frames))
-            return None
-        if caller != self.id or incarnation != self.record.incarnation:
-            peer = self.peers.get(caller)
-            if peer is None or peer.record.incarnation != incarnation or peer.standing is not _MEMBER:
-                self.members.keep_early(frames)
-                return None
-            peer.seen += 1
-            if peer.seen != sequence:
-                self.members.out_of_step(peer, sequence, frames)
-                return None
-            peer.bytes_in += len(first) if len(frames) == 1 else size_of(frames)
-            if kind <= Kind.TELL and not flags & Flag.CONTROL:
-                peer.heard += 1
-        number = next(self._numbers)
-        if kind <= Kind.TELL:
-            deadline = None if remaining == _NEVER else self.clock.now() + remaining
-            message = self.message_class(
-                self, kind, flags, caller, call_id, creator, local, chain, context, deadline, number, frames
-            )  # fmt: skip
-            if kind == Kind.REQUEST and not flags & Flag.CONTROL:
-                if self.meter is not None:
-                    message.came = self.clock.now()
-                self.serving.requests[caller, call_id] = message
-            cell = self.cells.get((creator, local), self.fallback)
-            if cell is None:
-                message.cell = _NO_CELL
-                return (Lane.FREE, self.perform, message)
-            return cell.accept(message)
-        if kind == Kind.REPLY or kind == Kind.ERROR:
-            return self.calls.answered(call_id, caller, kind == Kind.ERROR, flags, frames, number)
-        if kind == Kind.CANCEL:
-            return (Lane.FREE, self.serving.cancel, (caller, call_id, remaining))
-        if kind == Kind.CREDIT:
-            self.limits.credit(caller, frames)
-        elif kind == Kind.WANT:
-            return (Lane.CONTROL, self.credit.want, (caller, call_id, creator, local))
-        elif kind == Kind.LIMITS:
-            self.limits.learn((caller, creator, local), call_id or None, chain or None)
-        return None
-
-    def _greeting(self, data: bytes) -> None:
-        if self.greeted is not None:
-            self.greeted(data)
-
-    def discard(self, what: tuple[Sequence[Frame], int]) -> None:
-        frames, caller = what
-        try:
-            self._load(frames, caller, True)
-        except Exception as e:
-            log.debug("%s: a late answer could not be read: %r", self.record.name, e)
 
     # -- handling
 
@@ -399,90 +317,6 @@ class Worker:
             if not torch.is_grad_enabled():
                 torch.set_grad_enabled(True)
 
-    def answer(self, message: Message, value: object) -> None:
-        """Sends the reply to a message."""
-        if value is None:
-            self._answer(message, Kind.REPLY, 0, _NOTHING)
-            return
-        try:
-            frames, parcel = self.write(value, message.caller, message.context, route=Route.ANSWER)
-        except BaseException as e:
-            self.answer_error(message, e, 0)
-            return
-        self._answer(message, Kind.REPLY, Flag.REFS if parcel.refs else 0, frames, parcel)
-
-    def answer_nothing(self, message: Message) -> None:
-        """Tells the caller of a message, who has given up, that nothing was run."""
-        self._answer(message, Kind.ERROR, Flag.DROPPED, _NOTHING)
-
-    def answer_error(self, message: Message, error: BaseException, flags: int) -> None:
-        """Sends an error as the answer; the error of a tell is logged, since nobody waits for it."""
-        if not message.wants_answer:
-            peer = self.peers.get(message.caller)
-            who = peer.record if peer is not None else f"rank {message.caller}"
-            if self.ending and isinstance(error, NotAMemberError):  # what was to go on until the end is no failure
-                failures.info("%s: a message from %s was cut short by the end", self, who, exc_info=error)
-                return
-            log.error("%s: a message from %s failed", self, who, exc_info=error)
-            return
-        failures.info("%s: a call failed, of which the caller is told", self, exc_info=error)
-        by_value = self._has_another_main(message.caller)
-        self._answer(message, Kind.ERROR, flags, write_failure(error, str(self), self.codec, by_value))
-
-    def _answer(
-        self, message: Message, kind: int, flags: int, frames: Sequence[Frame], parcel: Parcel | None = None
-    ) -> None:
-        out = (
-            kind, flags, message.call, message.creator, message.local, message.chain, message.context, _NEVER
-        )
-        try:
-            trace = parcel.trace if parcel is not None else None
-            self.emit(message.caller, out, frames, self.crew.may_hold(), trace, False)
-        except ActorRPCError as e:
-            log.debug("%s: an answer to rank %d could not leave: %s", self.record.name, message.caller, e)
-            if parcel is not None:
-                parcel.restart()
-
-    # -- reading answers
-
-    def result(self, call: Call) -> Any:
-        """Reads the answer of a call that is done.
-
-        Raises:
-            RPCTimeoutError, WorkerLostError: there is none.
-            DeserializationError: it cannot be read.
-            BaseException: what the callee raised.
-        """
-        if call.failure is not None:
-            raise call.failure
-        frames, call.frames = call.frames, ()
-        if not call.failed:
-            return self._load(frames, call.peer, bool(call.flags & Flag.REFS))
-        error = read_failure([memoryview(frames[0])[HEADER_SIZE:], *frames[1:]], self.codec)
-        try:
-            if isinstance(error, Exception):
-                raise self.raised_as(error)
-            # A callee's sys.exit or Ctrl-C must not end the caller.
-            raise RemoteError(f"the call ended with {error!r}", type_name=type(error).__qualname__) from error
-        finally:
-            del error  # else it and this frame would keep each other, and the caller's frames, until a collection
-
-    def _load(self, frames: Sequence[Frame], peer: int, refs: bool) -> Any:
-        if len(frames[0]) == _NOTHING_SIZE and frames[0][HEADER_SIZE:] == NONE:
-            return None
-        payload = [memoryview(frames[0])[HEADER_SIZE:], *frames[1:]]
-        parcel = Parcel(self, peer)
-        parcel.open(context_of(frames[0]))
-        try:
-            if torch.is_inference_mode_enabled():
-                with torch.inference_mode(False):
-                    return parcel.opened(self.codec.loads(payload, parcel))
-            return parcel.opened(self.codec.loads(payload, parcel))
-        except DeserializationError:
-            if refs:  # taken over and dropped at once, or the sender would count them for ever
-                salvage(payload, Parcel(self, peer), self.reference_readers)
-            raise
-
     def wait_result(self, call: Call) -> Any:
         """Waits for a call until it is answered or expires, and reads its answer."""
         try:
@@ -491,15 +325,11 @@ class Worker:
         except BaseException:
             self.calls.abandon(call)
             raise
-        return self.result(call)
+        return self.answers.read(call)
 
     def complete(self, what: Completion) -> None:
         """Marks something of this worker's own as done."""
         self.crew.done(what, self.place())
-
-    def place(self) -> int:
-        """Returns a place among the messages for what comes now and is none (RULE MB3)."""
-        return next(self._numbers)
 
     # -- the end
 
@@ -551,19 +381,6 @@ def _context_here() -> int:
     """Returns the autograd context that what the present thread sends belongs to."""
     context = here.context
     return context if context == NO_CONTEXT or torch.is_grad_enabled() else NO_CONTEXT
-
-
-class _NoCell:
-    """Answers what is addressed to nobody."""
-
-    def accept(self, message: Message) -> Job | None:
-        raise AssertionError("it is never registered")
-
-    def run(self, message: Message) -> None:
-        raise ActorRPCError(f"there is no actor ({message.creator}, {message.local}) on {message.worker}")
-
-
-_NO_CELL = _NoCell()
 
 
 def new_incarnation() -> int:

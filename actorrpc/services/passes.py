@@ -265,7 +265,7 @@ class Pass:
     def begun_failed(self, call: Call) -> None:
         """Takes the error of a worker that was begun from here."""
         try:
-            self._service.worker.result(call)
+            self._service.worker.answers.read(call)
         except BaseException as e:
             self.fail(e)
         self.one_done(call.peer)
