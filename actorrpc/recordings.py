@@ -130,7 +130,7 @@ class _Recording:
         self._messages[message] = 0
         taps = taps_of(worker)
         self._taken.append(taps.put(worker.calls, "post", self._post))
-        self._taken.append(taps.put(worker, "result", self._result))
+        self._taken.append(taps.put(worker.answers, "read", self._result))
         self._taken.append(taps.put(worker, "stop", self._stop))
 
     def end_with(self, value: actor.Actor) -> None:

@@ -170,7 +170,7 @@ class Witness:
                 taps.put(worker, "emit", self._emit),
                 taps.put(worker, "tell", self._tell),
                 taps.put(worker.calls, "post", self._post),
-                taps.put(worker, "result", self._result),
+                taps.put(worker.answers, "read", self._result),
                 taps.put(worker.services[Autograd], "backward", self._backward),
             ]
             worker.message_class = _Witnessed
