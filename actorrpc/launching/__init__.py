@@ -47,6 +47,9 @@ def launch(
             ask for cores or GPUs that are not there; launchers' variables contradict each other.
         RuntimeError: a role has `devices`, and this process is that worker and has begun to use CUDA; or `logs` on a
             system that is not POSIX.
+
+    Examples:
+        >>> rpc.launch(agent=Agent, observer=rpc.Role(Observer, 4, seed=1))  # five processes; Agent.main drives them
     """
     if not isinstance(logs, bool):
         raise TypeError(f"logs is True or False, not {logs!r}; no role can have this name")
