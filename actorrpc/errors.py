@@ -137,9 +137,10 @@ class MessageTooLargeError(SerializationError):
         self.size = size
         self.limit = limit
 
+
 class BlockingWaitError(ActorRPCError):
-    """A coroutine on a worker's loop called something that blocks its thread, and with it all other coroutines there;
-    it is to `await` instead.
+    """A coroutine on a worker's loop called something that would block its thread, and with it all other coroutines
+    there. Use `await` instead, as the message says.
     """
 
 
@@ -150,7 +151,7 @@ class WorkerLostError(ActorRPCError):
         message: what to tell the user.
         worker, rank, host, pid: who it was; this worker itself, where the others have taken it for lost.
         reason: how it was noticed.
-        may_have_run: whether the call may have run there.
+        may_have_run: whether the call may have run there; if not, it is safe to repeat it.
     """
 
     def __init__(
@@ -216,7 +217,7 @@ class RendezvousError(ActorRPCError):
         message: what to tell the user.
         address: where they were to meet, as given (`tcp://host:port`, `file:///path`).
         waited: seconds spent on it.
-        over: whether it is since the world is about to end.
+        over: whether the reason is that the world is about to end.
     """
 
     def __init__(self, message: str, *, address: str = "", waited: float = 0.0, over: bool = False) -> None:

@@ -44,16 +44,16 @@ class RpcBackendOptions:
     """Options of a worker. All of them can be read and set as attributes; other names are refused.
 
     Arguments:
-        rpc_timeout: seconds that a call gets which names no limit of its own; 0 for ever. Default 60.
+        rpc_timeout: time limit, in seconds, of calls that name none of their own; 0: no limit. Default 60.
         init_method: where the workers meet: `env://` (the default: MASTER_ADDR and MASTER_PORT), `tcp://host:port` or
             `file:///path`.
         num_worker_threads: how many handlers may run at once; one that waits for a call does not count. Default 16.
         init_timeout: seconds that `init_rpc` waits for all workers. Default 300, or ACTORRPC_INIT_TIMEOUT.
         switch_interval: what `sys.setswitchinterval` is set to while the worker is up, in seconds, so that calls are
             answered while the main thread computes in Python; None leaves it alone. Default 0.0002.
-        security_token: a secret that all workers of the world share, str or bytes: who does not have it gets no message
-            in, and all that is sent is encrypted (docs/security.md). Default ACTORRPC_TOKEN, or none. It is shown
-            nowhere.
+        security_token: a secret that all workers of the world share, str or bytes: no message of anybody without it is
+            read, and all that is sent is encrypted (docs/security.md). Default ACTORRPC_TOKEN, or none. It is never
+            shown or logged.
         address: where this worker listens: an address of this host, the name of an interface of it ("eth0"), or a name
             that means it. Default ACTORRPC_ADDRESS, or else loopback for a world on one host, and the address on the
             way to rank 0 for others.
@@ -67,10 +67,10 @@ class RpcBackendOptions:
         max_pending_bytes: the same in bytes of what has not begun; a larger message goes alone. Default 128 MiB.
         max_message_bytes: a larger message is refused, with a MessageTooLargeError. Default None: any size.
         heartbeat_timeout: after how many seconds without a sign of life (a process that is stopped, a network that is
-            cut) the others take this worker for lost, 0.5 to 80; 0: never. What it computes does not matter, heartbeats
-            are ZeroMQ's own thread's. Give all workers the same. Default 10, or ACTORRPC_HEARTBEAT_TIMEOUT.
-        deadlock_after: after how many seconds of waiting for a call it is looked whether its caller and its callee wait
-            for each other, so that the call raises DeadlockError; 0: never. Default 2.
+            cut) the others take this worker for lost, 0.5 to 80; 0: never. Heartbeats go on while it computes. Give all
+            workers the same. Default 10, or ACTORRPC_HEARTBEAT_TIMEOUT.
+        deadlock_after: when a call has waited for so many seconds, the library finds out whether its caller and its
+            callee wait for each other; if they do, the call raises DeadlockError. 0: never. Default 2.
 
     Raises:
         ValueError, TypeError: an option is out of range, or of the wrong kind.
@@ -126,7 +126,7 @@ class RpcBackendOptions:
 
     @property
     def rpc_timeout(self) -> float:
-        """Seconds that a call gets which names no limit of its own; 0 for ever."""
+        """Time limit, in seconds, of calls that name none of their own; 0: no limit."""
         return self._rpc_timeout
 
     @rpc_timeout.setter
@@ -207,7 +207,7 @@ class RpcBackendOptions:
 
     @property
     def deadlock_after(self) -> float:
-        """After how many seconds of waiting for a call it is looked for a deadlock; 0: never."""
+        """After how many seconds of waiting for a call the library looks for a deadlock; 0: never."""
         return self._deadlock_after
 
     @deadlock_after.setter

@@ -47,7 +47,7 @@ def register_reducer(cls: type, reducer: Reducer | None) -> None:
     the class as `__reduce__`, both of which actorrpc honours, too.
 
     Arguments:
-        cls: the class itself; subclasses are not meant.
+        cls: the class itself; it does not apply to subclasses.
         reducer: takes an object, and returns what its `__reduce__` would. None takes a registration back: the class
             is written as it was before.
 

@@ -396,10 +396,10 @@ def remote(
 
 
 def _set_rpc_timeout(seconds: float) -> None:
-    """Sets what calls get that name no limit of their own, from now on.
+    """Sets the time limit of calls that name none of their own, from now on.
 
     Arguments:
-        seconds: 0 for ever.
+        seconds: the limit; 0: none.
 
     Raises:
         ValueError, TypeError: it is below 0, or no number.
@@ -412,7 +412,7 @@ def _set_rpc_timeout(seconds: float) -> None:
 
 
 def get_rpc_timeout() -> float:
-    """Returns the seconds that calls get that name no limit of their own; 0 for ever.
+    """Returns the time limit, in seconds, of calls that name none of their own; 0: no limit.
 
     Raises:
         NotAMemberError: this process is in no world.

@@ -38,9 +38,9 @@ class Stream(Iterator[T], AsyncIterator[T], Generic[T]):
     the place of the item, with the remote traceback, and ends the stream; so does the loss of the worker. Where an item
     does not come in time, RPCTimeoutError is raised, but the item is not lost: ask again, or close.
 
-    The generator is closed, so that its `finally` runs, when the stream is: by `close`, by the end of a `with` block or
-    by the collector, which is at once where a loop is left that alone has the stream. It is also closed when this
-    worker is lost. A stream stays where it was made: it cannot be sent.
+    The generator is closed, so that its `finally` runs, when the stream is: by `close`, at the end of a `with` block,
+    or when the stream is garbage-collected, which happens at once when a loop that had the only reference to it is
+    left. It is also closed when this worker is lost. A stream stays where it was made: it cannot be sent.
     """
 
     def __init__(self, handle: OwnerHandle | UserHandle, what: str, timeout: float, window: int) -> None:

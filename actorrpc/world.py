@@ -28,7 +28,7 @@ class ActorInfo:
     Attributes:
         name: its name.
         worker: where it lives.
-        incarnation: the how manieth it is of this name, from 1.
+        incarnation: which actor of this name it is, counted from 1.
     """
 
     name: str
@@ -103,7 +103,7 @@ class World:
             joined: called likewise, with the WorkerInfo of every worker that comes from now on, in an elastic world or
                 by a restart; guests are no workers. `workers` tells who was there before.
 
-        Returns what ends it, by `stop()` or at the end of a `with` block. It ends with the world, too.
+        Returns an object whose `stop()`, or whose `with` block's end, ends the watching. It ends with the world, too.
 
         Raises:
             TypeError: there is no callback.

@@ -13,8 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.joining import free_port
-
 ROOT = Path(__file__).parent.parent
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 
@@ -135,19 +133,6 @@ def test_an_example_has_a_page_with_its_options_and_files_and_a_row_in_the_readm
     for file in example.glob("*.py"):
         assert file.name == "__init__.py" or f"| `{file.name}` |" in page, file
     assert f"| `python -m examples.{example.name}` |" in section_of("README.md", "Examples")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("title", ["Roles", "The names of torch.distributed.rpc", "Gradients over workers"])
-def test_a_program_of_the_readme_runs(title: str, tmp_path: Path) -> None:
-    (block,) = re.findall(r"^```python\n(.*?)^```", section_of("README.md", title), re.MULTILINE | re.DOTALL)
-    program = tmp_path / "program.py"
-    program.write_text(block.replace("29500", str(free_port())))
-    done = run_program(program)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip()
-    assert "Error" not in done.stderr
 
 
 def test_the_program_of_the_page_on_testing_passes_its_test(tmp_path: Path) -> None:

@@ -31,7 +31,6 @@ PAGES += sorted(str(page.relative_to(ROOT)) for page in (ROOT / "examples").rglo
 BLOCK = re.compile(r"(?:^<!-- ([^\n]*?) -->\n)?^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 BY_OTHERS = {
-    "README.md": (3, "tests/test_docs.py::test_a_program_of_the_readme_runs"),
     "docs/actors.md": (10, "tests/test_docs.py::test_the_page_of_actors_is_a_program_that_runs"),
     "docs/api-review.md": (25, "tests/test_api_review.py::test_a_program_prints_what_the_page_says"),
     "docs/deploying.md": (2, "tests/test_deploying_page.py::test_the_program_of_the_page_runs_either_way"),

@@ -40,8 +40,8 @@ def main(arguments: list[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser(
         prog="actorrpc",
-        description="Role-based PyTorch programs on several processes and hosts.",
-        epilog="'actorrpc COMMAND --help' tells more of a command, with examples.",
+        description="Remote calls and actors for PyTorch programs on several processes and hosts.",
+        epilog="'actorrpc COMMAND --help' tells more about a command, with examples.",
     )
     parser.add_argument("--version", action="version", version=f"actorrpc {VERSION}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")

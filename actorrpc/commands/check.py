@@ -19,8 +19,8 @@ EXAMPLES = """examples:
   actorrpc check node0:29500 --rank 2 --world-size 4  on every host, with its rank: they meet, and compare
   srun bash -c 'actorrpc check node0:29500 --rank $SLURM_PROCID --world-size $SLURM_NTASKS'
 
-Run it where, and as whom, the job will run, with the same environment, before the job: nothing else may have the port.
-One line for each thing that was looked at: "ok", or "wrong" and how to mend it.
+Run it before the job, where the job will run, as the same user and with the same environment: nothing else may have
+the port. It prints a line for each thing that it looked at: "ok", or "WRONG" and how to mend it.
 
 exit code: 0 when all is well, 1 when something is wrong.
 """
@@ -32,9 +32,9 @@ def declare(commands: Commands) -> None:
     parser = commands.add_parser(
         "check",
         help="see whether hosts are fit for a world, before a long run",
-        description="Looks at names, ports, interfaces, versions, the token, limits of descriptors and shared memory. "
-        "Started with a rank on several hosts, it also compares them: who is there, whether each reaches every other "
-        "one, versions, token and clocks.",
+        description="Looks at names, ports, interfaces, versions, the token, limits of descriptors and shared memory.\n"
+        "Started with a rank on several hosts, it also compares them: who is there, whether each reaches every\n"
+        "other one, versions, token and clocks.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -42,7 +42,7 @@ def declare(commands: Commands) -> None:
     parser.add_argument("--rank", type=int, metavar="R", help="this worker's rank; needs --world-size")
     parser.add_argument("--world-size", type=int, metavar="N", help="how many workers there are")
     parser.add_argument(
-        "--wait", type=float, default=60.0, metavar="SECONDS", help="for how long ranks wait for each other; default 60"
+        "--wait", type=float, default=60.0, metavar="SECONDS", help="how long ranks wait for each other; default 60"
     )
     add_token(parser)
     parser.set_defaults(runs=runs)

@@ -53,12 +53,13 @@ def declare(commands: Commands) -> None:
         "roles",
         nargs="+",
         metavar="[ROLE=]MODULE:CLASS[*N]",
-        help="a role: N workers (1) of an Actor class or function; ROLE is the class's name in lower case unless it is "
-        "given; ROLE=None is workers that only serve. Quote the * for your shell",
+        help="a role: N workers (default: 1) of an Actor class or function; ROLE is by default the class's name in "
+        "lower case; ROLE=None*N are workers that only serve. Quote the * for your shell",
     )
     parser.add_argument(
         "--set", action="append", default=[], metavar="ROLE.NAME=VALUE", dest="arguments",
-        help="an argument of the role's class or function, or of rpc.Role: a Python literal, or else a string",
+        help="an argument of the role's class or function, or of rpc.Role (backoff, checkpoints): a Python literal, or "
+        "else a string",
     )  # fmt: skip
     parser.add_argument(
         "--restarts", action="append", default=[], metavar="ROLE=N",
@@ -75,8 +76,8 @@ def declare(commands: Commands) -> None:
     add_token(parser)
     parser.add_argument(
         "--logs", action="store_true",
-        help="show what the workers print and log here, with the worker, host and pid in front of each line; under "
-        "torchrun, srun and mpirun nothing: they have options for that",
+        help="put worker, host and pid in front of each line that the workers print and log; no effect under torchrun, "
+        "srun and mpirun, which have options for that",
     )  # fmt: skip
     parser.set_defaults(runs=runs)
 

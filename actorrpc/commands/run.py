@@ -28,8 +28,8 @@ def declare(commands: Commands) -> None:
     parser = commands.add_parser(
         "run",
         help="run a program for torch.distributed.rpc on actorrpc, unchanged",
-        description="Runs a Python program, with actorrpc in the place of torch.distributed.rpc in it and in the "
-        "processes that it starts.",
+        description="Runs a Python program with actorrpc in the place of torch.distributed.rpc, in the program and in\n"
+        "the processes that it starts.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -42,7 +42,7 @@ def declare(commands: Commands) -> None:
     parser.add_argument("-m", dest="module", action="store_true", help="PROGRAM is the name of a module")
     # One argument, as argparse would take a "--" that follows the program's name for its own.
     parser.add_argument(
-        "program", nargs=argparse.PARSER, metavar="PROGRAM", help="a Python file, and what it is given"
+        "program", nargs=argparse.PARSER, metavar="PROGRAM", help="a Python file, and its own arguments"
     )
     parser.set_defaults(runs=runs)
 

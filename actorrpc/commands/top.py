@@ -47,20 +47,22 @@ def declare(commands: Commands) -> None:
     parser = commands.add_parser(
         "top",
         help="show what the workers of a running world have to do",
-        description="Looks into a running world as a guest, and shows for each worker how many calls it serves, how "
+        description="Looks into a running world as a guest, and shows for each worker how many calls it serves, how\n"
         "long they take and what waits there. It does not disturb the world, which ends without waiting for it.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_arguments(parser)
     parser.add_argument(
-        "--interval", type=_seconds, default=1.0, metavar="SECONDS", help="between two looks; default 1"
+        "--interval", type=_seconds, default=1.0, metavar="SECONDS", help="time between two looks; default 1"
     )
-    parser.add_argument("--sort", choices=_SORTS, default="rank", help="by what workers are sorted; default rank")
+    parser.add_argument("--sort", choices=_SORTS, default="rank", help="what to sort workers by; default rank")
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--once", action="store_true", help="print the figures of one interval, and end")
     how.add_argument(
-        "--prometheus", metavar="[HOST:]PORT", help="serve the figures there for Prometheus instead; HOST: 127.0.0.1"
+        "--prometheus",
+        metavar="[HOST:]PORT",
+        help="serve the figures there for Prometheus instead; default of HOST: 127.0.0.1",
     )
     parser.add_argument("--json", action="store_true", help="with --once: as JSON")
     parser.set_defaults(runs=runs)

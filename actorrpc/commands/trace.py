@@ -30,8 +30,8 @@ def declare(commands: Commands) -> None:
     parser = commands.add_parser(
         "trace",
         help="record a running world into one file for a trace viewer",
-        description="Attaches to a running world, records what all of its workers do for some seconds, calls and "
-        "torch's operators, and writes one file in Chrome's trace format.",
+        description="Attaches to a running world, records for some seconds what all of its workers do (calls, and\n"
+        "torch's operators), and writes one file in Chrome's trace format.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

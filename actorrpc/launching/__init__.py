@@ -29,12 +29,12 @@ def launch(
     `launch` returns None on ranks other than 0. docs/deploying.md has an example of each.
 
     Arguments:
-        options: for all workers; the rendezvous is chosen here. Torch's will do as well.
+        options: for all workers; where they meet is chosen here. Options of torch's class will do as well.
         logs: whether this process shows what the workers print and log, on its stdout, each line with
-            `[role:index host pid]` in front; of each at most 200 lines a second, and how many were left out. They come
-            through pipes, so what a worker wrote before it was killed is there; a worker's stdout is then no terminal.
-            By default they write to this process's stdout and stderr themselves. Where a launcher has started the
-            workers, which has options for that, nothing.
+            `[role:index host pid]` in front; of each worker at most 200 lines a second, and how many were left out.
+            They come through pipes, so what a worker wrote before it was killed is there; a worker's stdout is then no
+            terminal. Default False: they write to this process's stdout and stderr themselves. No effect where a
+            launcher has started the workers: it has options for that.
         roles: the roles, in order.
 
     Returns what the driver's `main` returned.
@@ -47,6 +47,9 @@ def launch(
             ask for cores or GPUs that are not there; launchers' variables contradict each other.
         RuntimeError: a role has `devices`, and this process is that worker and has begun to use CUDA; or `logs` on a
             system that is not POSIX.
+
+    Examples:
+        >>> rpc.launch(agent=Agent, observer=rpc.Role(Observer, 4, seed=1))  # five processes; Agent.main drives them
     """
     if not isinstance(logs, bool):
         raise TypeError(f"logs is True or False, not {logs!r}; no role can have this name")
