@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,21 @@ def test_files_stay_small_enough_to_read() -> None:
         str(path.relative_to(PACKAGE)): n for _, path in modules() if (n := len(path.read_text().splitlines())) > 420
     }
     assert not long
+
+
+def test_the_picture_of_the_rooms_has_all_modules() -> None:
+    page = (PACKAGE.parent / "docs/design.md").read_text()
+    lines = [line for line in page.splitlines() if line.startswith(" |") and len(line) > 74 and line[74] == "|"]
+    drawn: dict[str, set[str]] = {}
+    room = ""
+    for line in lines:
+        room = line[2:13].strip() or room
+        drawn.setdefault(room, set()).update(re.findall(r"\w+", line[13:74]))
+    for room in ("face", "services", "runtime", "wire"):
+        folder = PACKAGE if room == "face" else PACKAGE / room
+        there = {path.stem for path in folder.glob("*.py")} - {"__init__", "__main__", "errors"}
+        there |= {"autograd", "nn", "optim"} if room == "face" else set()
+        assert drawn[room] == there, room
 
 
 def test_the_package_says_that_it_is_typed() -> None:

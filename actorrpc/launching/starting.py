@@ -82,7 +82,7 @@ def _play(share: Share, *arguments: Any, **keywords: Any) -> Any:
 def _take(seat: Seat, share: Share, parts: Sequence[Part], options: RpcBackendOptions) -> Any:
     if seat.rank == 0 and any(part.restarts for part in parts):
         again = ", which starts all again together: --max-restarts" if seat.name == "torchrun" else ""
-        log.warning("restarts of roles are nothing under %s%s", seat.name, again)
+        log.warning("the restarts that roles ask for do not happen under %s%s", seat.name, again)
     options.init_method = seat.init_method
     share.take()
     return take_part(parts[seat.rank], seat.rank, seat.world_size, options, exit_after=True)
