@@ -748,6 +748,53 @@ def test_nobody_is_woken_under_the_lock_which_who_wakes_them_may_want(monkeypatc
     assert woken == [False]
 
 
+def test_what_a_finalizer_could_not_send_is_no_failure_of_who_it_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def program() -> None:
+        server = Server.spawn(1)
+        worker = current().worker
+        plain, peer = worker.transport.send, worker.peers[1]
+        late: list[Any] = []
+
+        def send(*what: Any, **more: Any) -> None:
+            monkeypatch.setattr(worker.transport, "send", plain)
+            plain(*what, **more)
+            server.tell().take("parting", 0.0)
+            late.append(server.rpc_async().take("parting", 0.0))
+            peer.leaving = True
+
+        server.rpc_sync().take("first")
+        monkeypatch.setattr(worker.transport, "send", send)
+        assert server.rpc_sync().take("sent") == "sent"
+        with pytest.raises(rpc.WorkerLostError, match="was not sent"):
+            late[0].wait(20)
+        peer.leaving = False
+
+    worlds(program, seeds=[1])
+
+
+def test_what_a_finalizer_sends_leaves_though_who_it_interrupted_could_not_send(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def program() -> None:
+        server = Server.spawn(1)
+        worker = current().worker
+        plain = worker.transport.send
+
+        def send(*what: Any, **more: Any) -> None:
+            monkeypatch.setattr(worker.transport, "send", plain)
+            worker.peers[1].sent -= 1
+            server.tell().take("parting", 0.0)
+            raise MemoryError
+
+        server.rpc_sync().take("first")
+        monkeypatch.setattr(worker.transport, "send", send)
+        with pytest.raises(MemoryError):
+            server.rpc_sync().take("sent")
+        wait_for(lambda: ran == ["first", "parting"])
+
+    worlds(program, seeds=[1])
+
+
 # -- over processes
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
-from actorrpc.errors import NotAMemberError
+from actorrpc.errors import ActorRPCError, NotAMemberError
 from actorrpc.runtime.peers import Standing
 from actorrpc.wire.envelope import HEADER_SIZE, MARK, Flag, Kind, pack_fields, size_of
 from actorrpc.wire.transport import AT_ONCE, snapshot
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from actorrpc.runtime.worker import Worker
     from actorrpc.wire.envelope import Frame
 
+log = logging.getLogger("actorrpc")
 _MEMBER = Standing.MEMBER
 
 
@@ -68,17 +70,46 @@ class Outbox:
         peer = worker.peers.get(to)
         if peer is None or not peer.dialled or peer.standing is not _MEMBER:
             peer = worker.members.reach(to)
-        with peer.lock:
-            if peer.busy:  # this thread is in the midst of a send: a finalizer of the user's sends
-                peer.deferred.append((out, snapshot(frames, lasting)))
-                return
-            peer.busy = True
-            try:
-                self._number(peer, out, frames, hold, lasting)
-                while peer.deferred:
-                    self._number(peer, *peer.deferred.pop(0), AT_ONCE)
-            finally:
-                peer.busy = False
+        unsent: list[tuple[Outgoing, ActorRPCError]] | None = None
+        try:
+            with peer.lock:
+                if peer.busy:  # this thread is in the midst of a send: a finalizer of the user's sends
+                    peer.deferred.append((out, snapshot(frames, lasting)))
+                    return
+                peer.busy = True
+                try:
+                    self._number(peer, out, frames, hold, lasting)
+                finally:
+                    try:
+                        while peer.deferred:
+                            unsent = self._follow(peer, unsent or [])
+                    finally:
+                        peer.busy = False
+        finally:
+            if unsent:
+                self._give_up(unsent)
+
+    def _follow(
+        self, peer: Peer, unsent: list[tuple[Outgoing, ActorRPCError]]
+    ) -> list[tuple[Outgoing, ActorRPCError]]:
+        """Sends the next of what finalizers sent meanwhile; one that cannot be is none of the present thread's."""
+        out, frames = peer.deferred.pop(0)
+        try:
+            self._number(peer, out, frames, AT_ONCE)
+        except ActorRPCError as e:
+            unsent.append((out, e))
+        return unsent
+
+    def _give_up(self, unsent: list[tuple[Outgoing, ActorRPCError]]) -> None:
+        """Ends the calls, and gives the tells' room back, of finalizers that have long returned. Not under a lock."""
+        worker = self._worker
+        for out, error in unsent:
+            log.debug("%s: what a finalizer sent could not leave: %s", worker.record.name, error)
+            if out[0] <= Kind.TELL:
+                worker.limits.answered(out[2])
+                call = worker.calls.pending.get(out[2])
+                if call is not None:
+                    worker.calls.fail(call, error)
 
     def _number(self, peer: Peer, out: Outgoing, frames: Sequence[Frame], hold: int, lasting: bool = True) -> None:
         """Sends a message to a peer, numbered; under its lock."""

@@ -90,7 +90,9 @@ class DealerWay:
             self._flush()
             return False
         finally:
-            self._leave()
+            self.lock.release()
+            if self.late:
+                self._pass_on()
 
     @contextlib.contextmanager
     def _turn(self) -> Iterator[None]:
@@ -99,11 +101,7 @@ class DealerWay:
             self._gather()
             yield
         finally:
-            self._leave()
-
-    def _leave(self) -> None:
-        self.lock.release()
-        if self.late:
+            self.lock.release()
             self._pass_on()
 
     def _pass_on(self) -> None:

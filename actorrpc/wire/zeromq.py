@@ -20,7 +20,6 @@ import contextlib
 import logging
 import os
 import select
-import threading
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
@@ -104,7 +103,6 @@ class ZmqTransport:
         self._woken = False
         self._sleeps = self._in_vain = 0
         """How many more waits go to sleep at once, and for how many the leader has stayed awake in vain (RULE DW4)."""
-        self._door = threading.Lock()
         self._closed = False
         self._waker: Waker | None = None
         self.silence = silence
@@ -190,8 +188,7 @@ class ZmqTransport:
     def dial(self, peer: int, endpoints: Sequence[str]) -> None:
         self.hang_up(peer)
         way = self._way(peer, endpoints)
-        with self._door:
-            self._ways[peer] = way
+        self._ways[peer] = way
 
     def _way(self, peer: int, endpoints: Sequence[str]) -> DealerWay | Outgoing:
         endpoint = reachable(endpoints)
@@ -213,8 +210,7 @@ class ZmqTransport:
         return DealerWay(way, endpoint)
 
     def hang_up(self, peer: int, linger: float = 0.0) -> None:
-        with self._door:
-            way = self._ways.pop(peer, None)
+        way = self._ways.pop(peer, None)
         if way is not None:
             if peer >= 0:
                 if isinstance(way, DealerWay):

@@ -4,6 +4,7 @@ overtake others, and death. Random plays of all of it are in test_counts.py."""
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -290,3 +291,42 @@ def test_record_accept_and_delete_may_come_twice() -> None:
     assert owner.delete((0, 2))
     assert not users.forks
     assert not users.parents
+
+
+def fail() -> None:
+    raise ValueError("none made")
+
+
+def test_a_finalizer_may_use_a_reference_that_failed_as_another_failure_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    over: list[bool] = []
+
+    def program() -> None:
+        refs = [rpc.remote(1, fail), rpc.remote(1, fail)]
+        for ref in refs:
+            with pytest.raises(ValueError, match="none made"):
+                ref.to_here()
+        worker = current().worker
+        plain = worker.result
+
+        def result(call: Any) -> Any:
+            monkeypatch.undo()
+            for ref in refs:  # as the collector may run something that does
+                with pytest.raises(ValueError, match="none made"):
+                    ref.tell().get()
+            return plain(call)
+
+        monkeypatch.setattr(worker, "result", result)
+        with pytest.raises(ValueError, match="none made"):
+            refs[0].tell().get()
+
+    def run() -> None:
+        with SimWorld(size=2, seed=1) as world:
+            world.run(program)
+        over.append(True)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert over, "a thread waits for itself"

@@ -21,8 +21,9 @@ import zmq
 
 from actorrpc.errors import RendezvousError
 from actorrpc.services import address
-from actorrpc.wire import dealer, folders, zeromq
+from actorrpc.wire import dealer, folders, lookout, zeromq
 from actorrpc.wire.transport import AT_ONCE, COPIED_BELOW, LATER, taken_out
+from actorrpc.wire.waking import Waker
 from actorrpc.wire.zeromq import ZmqTransport
 from tests.worlds import raised_within
 
@@ -215,6 +216,47 @@ def test_threads_that_send_and_flush_at_once_lose_nothing(way: str, made: list[Z
         for thread in threads:
             thread.join(20)
     assert [int(bytes(frames[0])) for frames in got] == list(range(2000))
+
+
+@pytest.mark.parametrize("where", ["before", "within"])
+def test_a_finalizer_may_dial_as_the_first_way_is_dialled(
+    where: str, made: list[ZmqTransport], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = WAYS["tcp"](), WAYS["tcp"]()
+    made += [here, there]
+    poller: Any = here._lookout._poller
+
+    class Interrupted(Waker):
+        def __init__(self) -> None:
+            super().__init__()
+            finalize()
+
+    class Poller(zmq.Poller):
+        def register(self, *what: Any) -> None:
+            if where == "within":
+                finalize()
+            zmq.Poller.register(self, *what)
+
+    def finalize() -> None:
+        monkeypatch.undo()
+        poller.__class__ = zmq.Poller
+        here.dial(2, there.endpoints)
+        here.send(2, [b"2"])
+
+    def dial() -> None:
+        here.dial(1, there.endpoints)
+        here.send(1, [b"1"])
+
+    if where == "before":
+        monkeypatch.setattr(lookout, "Waker", Interrupted)
+    poller.__class__ = Poller
+    thread = threading.Thread(target=dial, daemon=True)
+    thread.start()
+    thread.join(10)
+    if thread.is_alive():
+        made.remove(here)
+    assert not thread.is_alive(), "a thread waits for itself"
+    assert sorted(receive(there, 2)) == [[b"1"], [b"2"]]
 
 
 def test_what_came_late_is_moved_though_a_finalizer_sends_in_the_midst_of_it() -> None:
