@@ -122,7 +122,7 @@ class _Source:
         self._worker, self._key, self.target = worker, key, target
         self._allowance = Allowance(rate)
         self._queue: deque[str] = deque()
-        # Reentrant: the collector may run a finalizer of the user's that prints.
+        # Reentrant: a signal handler or a finalizer of the user's may print.
         self._gate, self._door = worker.clock.gate(), threading.RLock()
         self._over = False
         self._sender = 0
