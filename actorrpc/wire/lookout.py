@@ -195,7 +195,7 @@ class Lookout:
 
     def _begin(self) -> None:
         waker, thread = Waker(), threading.Thread(target=self._run, name="actorrpc-lookout", daemon=True)
-        if self._door.acquire(False):  # else another thread does it, which may be in a finalizer that waits for this one
+        if self._door.acquire(False):  # else another thread does it; it may be in a finalizer that waits for this one
             try:
                 if not self._closed and self._thread is None:
                     self._waker, self._thread = waker, thread
