@@ -88,6 +88,8 @@ class Outbox:
                 return
             peer.busy = True
             try:
+                while peer.deferred:  # which was left to somebody who has not come to it yet
+                    unsent = self._follow(peer, unsent or [])
                 self._number(peer, out, frames, hold, lasting)
             finally:
                 try:
@@ -172,6 +174,8 @@ def _is_sending() -> bool:
     for in the stack, and only where a lock is taken: to note it down would cost every message something.
     """
     frame: FrameType | None = sys._getframe(2)
+    if frame is not None and frame.f_code is _EMIT:  # of this very message, which has a trace, and has no lock yet
+        frame = frame.f_back
     while frame is not None:
         if frame.f_code is _EMIT:
             return True

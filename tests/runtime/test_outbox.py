@@ -63,7 +63,10 @@ def test_finalizers_that_send_across_in_the_midst_of_two_sends_do_not_wait_for_e
     assert sent == {1: [(1, 1), (12, 2)], 2: [(2, 1), (11, 2)]}
 
 
-def test_what_a_finalizer_left_to_who_has_just_sent_leaves_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("overtaking", [False, True])
+def test_what_a_finalizer_left_to_who_has_just_sent_leaves_at_once(
+    overtaking: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Lock:
         """A peer's lock, as its holder has looked for the last time, and not let go yet."""
 
@@ -80,6 +83,10 @@ def test_what_a_finalizer_left_to_who_has_just_sent_leaves_at_once(monkeypatch: 
                 other.start()
                 other.join(20)
             self.plain.release()
+            if self.releases == 1 and overtaking:
+                other = threading.Thread(target=tell, args=(outbox, 1, 3))
+                other.start()
+                other.join(20)
 
     def during(outbox: Outbox, to: int, number: int) -> None:
         if number == 2:
@@ -88,4 +95,34 @@ def test_what_a_finalizer_left_to_who_has_just_sent_leaves_at_once(monkeypatch: 
     outbox, sent = made(during)
     monkeypatch.setattr(outbox._worker.peers[1], "lock", Lock())
     tell(outbox, 1, 1)
-    assert sent == {1: [(1, 1), (12, 2)], 2: [(2, 1)]}
+    assert sent == {1: [(1, 1), (12, 2), *([(3, 3)] if overtaking else [])], 2: [(2, 1)]}
+
+
+def test_a_message_with_a_trace_is_no_finalizers() -> None:
+    """It waits for the lock like any other: who sends it is to hear of it where it cannot leave."""
+    waits, over = threading.Event(), threading.Event()
+
+    class Trace:
+        tensors = (1,)
+
+        def __enter__(self) -> None:
+            waits.set()
+
+        def __exit__(self, *_: object) -> None:
+            over.set()
+
+    def during(outbox: Outbox, to: int, number: int) -> None:
+        if number == 1:
+            thread.start()
+            assert waits.wait(20)
+            assert not over.wait(0.1)
+
+    def send() -> None:
+        outbox.emit(1, (Kind.TELL, 0, 2, 0, 0, 0, NO_CONTEXT, float("inf")), (b"x",), trace=Trace())  # type: ignore[arg-type]
+
+    outbox, sent = made(during)
+    thread = threading.Thread(target=send)
+    tell(outbox, 1, 1)
+    thread.join(20)
+    assert over.is_set()
+    assert sent[1] == [(1, 1), (2, 2)]
