@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import random
@@ -13,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -224,6 +226,28 @@ def test_an_order_does_not_keep_back_what_another_thread_sends_just_then(
     if not sent.is_set():
         send()
     assert receive(there, 1) == [[b"m"]]
+
+
+def test_a_backlog_that_could_not_be_waited_for_is_waited_for_with_the_next_message(
+    pair: tuple[ZmqTransport, ZmqTransport], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = pair
+    ways: Any = here._direct
+    plain, refusals = ways._epoll, [OSError(errno.ENOSPC, "the limit of user watches was reached")]
+
+    def register(*what: int) -> None:
+        if refusals:
+            raise refusals.pop()
+        plain.register(*what)
+
+    monkeypatch.setattr(ways, "_epoll", SimpleNamespace(register=register, unregister=plain.unregister))
+    large = os.urandom(5_000_000)
+    with pytest.raises(OSError, match="watches"):
+        here.send(1, [b"first", large])
+    here.send(1, [b"second"])
+    first, second = receive(there, 2, here)
+    assert bytes(first[1]) == large
+    assert second == [b"second"]
 
 
 def test_what_is_sent_before_hanging_up_arrives(pair: tuple[ZmqTransport, ZmqTransport]) -> None:
