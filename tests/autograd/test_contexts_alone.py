@@ -15,8 +15,8 @@ from actorrpc.services.contexts import Context, Contexts
 def test_a_finalizer_may_send_in_a_context_as_another_one_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     worker: Any = SimpleNamespace(id=0, peers={1: SimpleNamespace(standing=Standing.MEMBER)})
     contexts = Contexts(worker, Any, lambda _: None)  # type: ignore[arg-type]
-    plain, made = Context.renew, dict[int, Any]()
-    other = 1 << 48 | 7
+    plain, other = Context.renew, 1 << 48 | 7
+    made: dict[int, Any] = {}
 
     def renew(context: Context) -> None:
         monkeypatch.undo()
@@ -31,5 +31,6 @@ def test_a_finalizer_may_send_in_a_context_as_another_one_begins(monkeypatch: py
     thread.start()
     thread.join(10)
     assert not thread.is_alive(), "a thread waits for itself"
-    assert made[0]._context is made[1] is contexts.find(other)
+    assert made[0]._context is made[1]
+    assert made[1] is contexts.find(other)
     assert made[1].touched == {1}
