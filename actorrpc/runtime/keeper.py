@@ -43,8 +43,8 @@ class Keeper:
         self._timers: list[tuple[float, Callable[[], None]]] = []
         """The keeper's own; it takes in what is new when something falls due."""
         self._new_timers: deque[tuple[float, Callable[[], None]]] = deque()
-        # Who has other locks may wait for it. So nothing is done under it in which a finalizer of the user's may run, which
-        # waits for those.
+        # Who has other locks may wait for it. So nothing is done under it in which a finalizer of the user's may run,
+        # for that may wait for those.
         self._due_door = threading.RLock()
         self.dropped: deque[Any] = deque()
         """What finalizers leave here, without a lock; `bury` is called for it in the control lane."""

@@ -32,5 +32,5 @@ def test_a_finalizer_may_send_in_a_context_as_another_one_begins(monkeypatch: py
     thread.join(10)
     assert not thread.is_alive(), "a thread waits for itself"
     assert made[0]._context is made[1]
-    assert made[1] is contexts.find(other)
     assert made[1].touched == {1}
+    assert contexts.find(other) is made[1]
