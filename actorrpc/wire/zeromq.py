@@ -281,13 +281,18 @@ class ZmqTransport:
     def _wait(self, timeout: float | None) -> None:
         """Waits until a message is there, `wake` is called or time runs out."""
         end = None
+        if self._joining:
+            timeout = self._until_broken(timeout)
         if self._direct is not None:
             timeout = self._direct.tidy(timeout)
-        while self._look(timeout) and not self._unpacked and not self._woken:
+        while (found := self._look(timeout)) and not self._unpacked and not self._woken:
             if timeout is not None:  # something was done, but there is no whole message yet
                 now = time.monotonic()
                 end = now + timeout if end is None else end
                 timeout = max(0.0, end - now)
+        if self._joining and not found:  # not before: this process may have stood still, and the pieces lie there
+            late = time.monotonic() - self._patience
+            self._joining = {who: joining for who, joining in self._joining.items() if joining.since > late}
 
     def _look(self, timeout: float | None) -> bool:
         """Waits for something to do, and does it. Returns whether there was anything."""
@@ -336,11 +341,17 @@ class ZmqTransport:
         self._unpacked.append(frames)
 
     def _begin_to_join(self, who: bytes, plan: bytes) -> None:
-        late = time.monotonic() - max(_PIECE_SECONDS, 6 * self.silence)
-        for other in [other for other, joining in self._joining.items() if joining.since < late]:
-            del self._joining[other]  # its sender is gone
         with contextlib.suppress(ValueError):
             self._joining[who] = pieces.Joining(plan)
+
+    @property
+    def _patience(self) -> float:
+        return max(_PIECE_SECONDS, 6 * self.silence)
+
+    def _until_broken(self, timeout: float | None) -> float | None:
+        """Returns how long the leader may sleep, until the sender of pieces counts as gone when no more have come."""
+        left = max(0.0, min(joining.since for joining in self._joining.values()) + self._patience - time.monotonic())
+        return left if timeout is None else min(timeout, left)
 
     def _join(self, who: bytes, piece: zmq.Frame) -> None:
         """Takes a piece of a message; one that is not as was said ends it."""
