@@ -21,8 +21,10 @@ import torch
 import actorrpc as rpc
 from actorrpc import functions
 from actorrpc.errors import BackpressureTimeoutError
+from actorrpc.runtime import mailbox
 from actorrpc.runtime.completion import Completion
 from actorrpc.runtime.handling import no_wait
+from actorrpc.runtime.windows import Room
 from actorrpc.session import chosen, current
 from actorrpc.testing import SimWorld
 from actorrpc.wire.envelope import size_of
@@ -681,6 +683,116 @@ def test_a_finalizer_in_the_midst_of_the_librarys_code_does_not_wait() -> None:
 
     # What the collector interrupts is this test's own function, but that is called by the crew, as it leads.
     worlds(program, size=2)
+
+
+def test_an_actor_is_told_something_by_a_finalizer_in_the_midst_of_its_own_mailbox(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The thread would wait for itself."""
+
+    def program() -> None:
+        server, plain = Server.spawn(0), mailbox.Turn
+        server.rpc_sync().take("first")
+        kept.append([Parting(server)])
+
+        def freeing(*what: Any) -> Any:  # as the collector may where anything is made
+            if kept and what[0] is not None and len(ran) == 1:
+                kept.clear()
+            return plain(*what)
+
+        monkeypatch.setattr(mailbox, "Turn", freeing)
+        assert server.rpc_sync().take("second") == "second"
+        monkeypatch.undo()
+        wait_for(lambda: sorted(ran) == ["first", "parting", "second"])
+
+    def run() -> None:
+        worlds(program, size=1, seeds=[1])
+        over.append(True)
+
+    over: list[bool] = []
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert over
+
+
+def test_nobody_is_woken_under_the_lock_which_who_wakes_them_may_want(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To wake a handler takes its mailbox's lock, whose holder may be in a finalizer that tells."""
+    woken: list[bool] = []
+
+    def program() -> None:
+        server = Narrow.spawn(1)
+        limits: Any = current().worker.limits
+        complete = current().worker.complete
+
+        def completing(what: Completion) -> None:
+            if isinstance(what, Room):
+                woken.append(limits._door._is_owned())
+            complete(what)
+
+        monkeypatch.setattr(current().worker, "complete", completing)
+        calls = [server.rpc_async().take(n, 1.0) for n in range(3)]
+        window, room = next(w for w in limits._actors.values() if w.calls == 3), Room(1)
+        with limits._door:
+            window.queue(room)
+            limits._full.add(window)
+        limits._gone.append(next(n for n, counted in limits.counted.items() if counted[2] is window))
+        limits.statistics()  # as anybody may come before who has just noted that
+        assert room.granted
+        with limits._door:
+            window.give_back(1, room.size, window.moved, [])
+        for call in calls:
+            call.wait()
+
+    worlds(program, seeds=[1])
+    assert woken == [False]
+
+
+def test_what_a_finalizer_could_not_send_is_no_failure_of_who_it_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def program() -> None:
+        server = Server.spawn(1)
+        worker = current().worker
+        plain, peer = worker.transport.send, worker.peers[1]
+        late: list[Any] = []
+
+        def send(*what: Any, **more: Any) -> None:
+            monkeypatch.setattr(worker.transport, "send", plain)
+            plain(*what, **more)
+            server.tell().take("parting", 0.0)
+            late.append(server.rpc_async().take("parting", 0.0))
+            peer.leaving = True
+
+        server.rpc_sync().take("first")
+        monkeypatch.setattr(worker.transport, "send", send)
+        assert server.rpc_sync().take("sent") == "sent"
+        with pytest.raises(rpc.WorkerLostError, match="was not sent"):
+            late[0].wait(20)
+        peer.leaving = False
+
+    worlds(program, seeds=[1])
+
+
+def test_what_a_finalizer_sends_leaves_though_who_it_interrupted_could_not_send(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def program() -> None:
+        server = Server.spawn(1)
+        worker = current().worker
+        plain = worker.transport.send
+
+        def send(*what: Any, **more: Any) -> None:
+            monkeypatch.setattr(worker.transport, "send", plain)
+            worker.peers[1].sent -= 1
+            server.tell().take("parting", 0.0)
+            raise MemoryError
+
+        server.rpc_sync().take("first")
+        monkeypatch.setattr(worker.transport, "send", send)
+        with pytest.raises(MemoryError):
+            server.rpc_sync().take("sent")
+        wait_for(lambda: ran == ["first", "parting"])
+
+    worlds(program, seeds=[1])
 
 
 # -- over processes

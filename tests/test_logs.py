@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ import pytest
 import actorrpc as rpc
 from actorrpc import session
 from actorrpc.logs import ForwardedLogs
+from actorrpc.runtime.clock import LockGate
 from actorrpc.services import forwarding
 from actorrpc.services.forwarding import Tee
 from actorrpc.services.lines import Allowance, shown
@@ -441,3 +443,26 @@ def test_no_token_is_in_a_log_or_in_what_is_shown_of_things() -> None:
         for text in world.results():
             assert "w0" in text
             assert SECRET not in text
+
+
+def test_a_signal_handler_may_print_in_the_midst_of_the_taking_of_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(gate=LockGate, start=lambda run, name: None)
+    worker: Any = SimpleNamespace(clock=clock, record=SimpleNamespace(name="a"))
+    plain, took = Allowance.take, threading.Event()
+
+    def take(allowance: Allowance, now: float) -> bool:
+        if not took.is_set():
+            took.set()
+            source.give("the handler's")
+        return plain(allowance, now)
+
+    source = forwarding._Source(worker, "key", 0, logging.INFO, 100.0)
+    try:
+        monkeypatch.setattr(Allowance, "take", take)
+        thread = threading.Thread(target=source.give, args=("first",), daemon=True)
+        thread.start()
+        thread.join(10)
+        assert not thread.is_alive(), "a thread waits for itself"
+        assert sorted(source._queue) == ["first", "the handler's"]
+    finally:
+        source._restore()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 from actorrpc.errors import ActorGoneError, ActorRPCError
 from actorrpc.runtime.handling import NO_CONTEXT, Handling
 from actorrpc.runtime.lanes import Job, Lane
-from actorrpc.runtime.mailbox import Mailbox
+from actorrpc.runtime.mailbox import LATER, Mailbox
 from actorrpc.wire.envelope import Flag, Kind
 
 if TYPE_CHECKING:
@@ -76,13 +76,18 @@ class MailboxCell:
                 self._told.add(who)
                 self._worker.crew.submit((Lane.CONTROL, self._tell_limits, who))
         turns = self.mailbox.put(message.number, message.chain, message)
-        if turns is None:
-            return (Lane.FREE, self._refuse, message)
         if not turns:
-            return None
+            if turns is None:
+                return (Lane.FREE, self._refuse, message)
+            return (Lane.CONTROL, self._accept_later, message) if turns is LATER else None
         if len(turns) > 1:
             self.start(turns[1:])
         return (Lane.HANDLER, self.perform, turns[0])
+
+    def _accept_later(self, message: Message) -> None:
+        job = MailboxCell.accept(self, message)
+        if job is not None:
+            self._worker.crew.submit(job)
 
     def open(self, concurrency: int) -> None:
         """Lets messages in from now on."""

@@ -13,9 +13,12 @@ from actorrpc.runtime.handling import NO_CONTEXT
 from actorrpc.wire.envelope import HEADER_SIZE, Flag, Kind, size_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from actorrpc.runtime.message import Message
     from actorrpc.runtime.peers import Peer
     from actorrpc.runtime.worker import Worker
+    from actorrpc.wire.envelope import Frame
 
 log = logging.getLogger("actorrpc")
 _NEVER = float("inf")
@@ -129,3 +132,11 @@ class Credit:
             )
         except ActorRPCError as e:
             log.debug("%s: rank %d could not be given room: %s", self._worker.record.name, caller, e)
+
+
+def numbers_in(frames: Sequence[Frame]) -> array.array[int]:
+    """Returns the numbers that a worker was told of by another one's `Credit`."""
+    numbers = array.array("Q")
+    payload = bytes(memoryview(frames[0])[HEADER_SIZE:])
+    numbers.frombytes(payload[: len(payload) // numbers.itemsize * numbers.itemsize])
+    return numbers

@@ -72,8 +72,7 @@ class Crew:
         self._lead = threading.Lock()
         self._turns = self._put_off_for = self._made = 0
         self._vacancy = Vacancy(TICK / 5)
-        self._waited = 0.0
-        """When a caller's last wait ended: only callers in a tight loop ask a thread of the pool for leadership."""
+        self._waited = 0.0  # when a caller's last wait ended: only those in a tight loop ask the pool for leadership
         self.pool_leads = self._asked = self._guest = False  # the first: whether the leader, if any, is one of the pool
         self._callers: deque[Waiter] = deque()
         # Reentrant: the collector may run a finalizer of the user's, which calls, in the midst of what it guards.
@@ -176,13 +175,14 @@ class Crew:
 
     def lead_once(self, run: Callable[[], None]) -> None:
         """Runs something short under leadership, when a thread of the pool has put it down."""
-        gate = self._clock.gate()
-        self._guest = True
-        while not self._lead.acquire(False):
-            self._asked = True
-            self._transport.wake()
-            gate.wait(TICK)
-        self._guest = self._asked = False
+        gate, self._guest = self._clock.gate(), True
+        try:
+            while not self._lead.acquire(False):
+                self._asked = True
+                self._transport.wake()
+                gate.wait(TICK)  # which Ctrl-C may leave
+        finally:
+            self._guest = self._asked = False
         try:
             self._turns += 1
             run()

@@ -36,6 +36,8 @@ T = TypeVar("T")
 S = TypeVar("S")
 _Base: Any = torch._C.Future
 """Of torch's two classes the inner one, whose methods take half as long to call."""
+# Reentrant: the collector may run a finalizer that completes the same future; called itself, as futures are many.
+_RLock: Any = type(threading.RLock())
 _NO_CALL = Completion()
 """In the place of a call that is about to be sent; nobody waits for it."""
 
@@ -62,7 +64,7 @@ class Future(torch.futures.Future, Generic[T]):  # type: ignore[type-arg]
     def _prepare(self, worker: Worker | None, core: Completion | None = None) -> None:
         self._worker = worker
         self._core: Completion = Completion() if core is None else core
-        self._door = threading.Lock()
+        self._door = _RLock()
         self._callbacks: list[tuple[Callable[[Future[T]], None], int]] = []
 
     @classmethod
@@ -393,7 +395,7 @@ def _raise(error: BaseException) -> None:
 
 
 @exposed
-def _wait_alone(core: Completion, door: threading.Lock, timeout: float | None) -> bool:
+def _wait_alone(core: Completion, door: Any, timeout: float | None) -> bool:
     """Waits outside any worker: on a gate alone."""
     gate = LockGate()
     waiter = Waiter(gate)

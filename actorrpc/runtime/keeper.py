@@ -41,7 +41,11 @@ class Keeper:
         self.due = _FOREVER
         """When the next deadline is looked at; calls with an earlier one say so through `schedule`."""
         self._timers: list[tuple[float, Callable[[], None]]] = []
-        self._timers_door = threading.RLock()
+        """The keeper's own; it takes in what is new when something falls due."""
+        self._new_timers: deque[tuple[float, Callable[[], None]]] = deque()
+        # Who has other locks may wait for it. So nothing is done under it in which a finalizer of the user's may run,
+        # for that may wait for those.
+        self._due_door = threading.RLock()
         self.dropped: deque[Any] = deque()
         """What finalizers leave here, without a lock; `bury` is called for it in the control lane."""
         self.bury: Callable[[], None] | None = None
@@ -54,15 +58,15 @@ class Keeper:
 
     def schedule(self, deadline: float) -> None:
         """Says that something falls due earlier than was known."""
-        with self._timers_door:
-            self.due = min(self.due, deadline)
+        with self._due_door:
+            if deadline < self.due:
+                self.due = deadline
         self._gate.open()
 
     def after(self, seconds: float, run: Callable[[], None]) -> None:
         """Runs something short in the control lane, some seconds from now."""
         at = self._worker.clock.now() + seconds
-        with self._timers_door:
-            self._timers.append((at, run))
+        self._new_timers.append((at, run))
         self.schedule(at)
 
     def drop(self, what: Any) -> None:
@@ -79,8 +83,7 @@ class Keeper:
 
     def stop(self) -> None:
         """Ends the thread."""
-        with self._timers_door:
-            self._stopping = True
+        self._stopping = True
         self._gate.open()
         if self._thread is not None:
             self._thread.join(2.0)
@@ -148,11 +151,14 @@ class Keeper:
 
     def _expire(self, time: float) -> None:
         worker = self._worker
-        with self._timers_door:
-            self.due = _FOREVER  # calls that are sent from here on say so themselves
-            ready = [run for at, run in self._timers if at <= time]
-            self._timers = [(at, run) for at, run in self._timers if at > time]
-            due = min((at for at, _ in self._timers), default=_FOREVER)
+        with self._due_door:
+            self.due = _FOREVER  # calls that are sent, and timers that are set, from here on say so themselves
+        timers = self._timers
+        while self._new_timers:
+            timers.append(self._new_timers.popleft())
+        ready = [run for at, run in timers if at <= time]
+        self._timers = [(at, run) for at, run in timers if at > time]
+        due = min((at for at, _ in self._timers), default=_FOREVER)
         for run in ready:
             worker.crew.submit((Lane.CONTROL, _call, run))
         self.schedule(min(due, worker.calls.expire_due(time)))

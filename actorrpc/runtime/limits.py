@@ -19,7 +19,6 @@ takes it.
 
 from __future__ import annotations
 
-import array
 import logging
 import threading
 from collections import deque
@@ -28,7 +27,7 @@ from typing import TYPE_CHECKING, Final
 from actorrpc.errors import ActorRPCError, BackpressureError, BackpressureTimeoutError
 from actorrpc.runtime.awaiting import NO_TURN
 from actorrpc.runtime.completion import Waiter, describe
-from actorrpc.runtime.credit import BATCH, BATCH_BYTES
+from actorrpc.runtime.credit import BATCH, BATCH_BYTES, numbers_in
 from actorrpc.runtime.handling import NO_CONTEXT, here, may_wait, no_wait
 from actorrpc.runtime.lanes import Lane
 from actorrpc.runtime.windows import MOST_PATIENCE, Place, Room, Window
@@ -129,36 +128,54 @@ class Limits:
         place = to, *target
         with self._door:
             actor, peer = self._actors.get(place), self._peers.get(to)
-            if (  # written out, since this is called for every message
+            if not (  # written out, since this is called for every message
                 actor is None or peer is None or actor.waiting or peer.waiting
                 or actor.calls >= actor.most_calls or actor.bytes + size > actor.most_bytes
                 or peer.calls >= peer.most_calls or peer.bytes + size > peer.most_bytes
             ):  # fmt: skip
-                if not self._worker.open:
-                    return 0  # as whoever sends will be told
-                self._take_out_gone()
-                actor = self._actors.get(place)
-                if actor is None:
-                    actor = self._actors[place] = Window(to, place, *self._limits_of(place))
-                if peer is None:
-                    peer = self._peers[to] = Window(to, None, self._calls, self._bytes)
-                free = actor.open and peer.open and actor.fits(size) and peer.fits(size)
-                room = None if free or not may_wait() else self._queue(actor, size, what)
-            else:
-                room = None
-            if room is None:
-                actor.calls += 1  # twice `Window.add`, which is called for every message
+                actor.calls += 1  # twice `Window.add`
                 actor.bytes += size
                 peer.calls += 1
                 peer.bytes += size
                 peer.tells += tell
                 self.counted[number] = size, tell, actor, peer
                 return max(1, peer.calls - peer.tells - len(self._gone))
+        return self._admit_slowly(place, number, size, tell, deadline, what)
+
+    def _admit_slowly(
+        self, place: Place, number: int, size: int, tell: bool, deadline: float | None, what: object
+    ) -> int:
+        woken: list[Room] = []
+        try:
+            with self._door:
+                if not self._worker.open:
+                    return 0  # as whoever sends will be told
+                self._take_out_gone(woken)
+                to, actor = place[0], self._actors.get(place)
+                if actor is None:
+                    actor = self._actors[place] = Window(to, place, *self._limits_of(place))
+                peer = self._peers.get(to)
+                if peer is None:
+                    peer = self._peers[to] = Window(to, None, self._calls, self._bytes)
+                free = actor.open and peer.open and actor.fits(size) and peer.fits(size)
+                if free or not may_wait():
+                    actor.add(size)
+                    peer.add(size)
+                    peer.tells += tell
+                    self.counted[number] = size, tell, actor, peer
+                    return max(1, peer.calls - peer.tells - len(self._gone))
+                room = self._queue(actor, size, what, woken)
+        finally:
+            self._let_go(woken)
         if not self._enter(actor, room, deadline, what):
             return 0
         try:
-            with self._door:
-                room = self._queue(peer, size, what)
+            woken = []
+            try:
+                with self._door:
+                    room = self._queue(peer, size, what, woken)
+            finally:
+                self._let_go(woken)
             entered = self._enter(peer, room, deadline, what)
         except BaseException:
             self._give_back(actor, size)
@@ -169,8 +186,8 @@ class Limits:
                 self.counted[number] = size, tell, actor, peer
         return 0
 
-    def _queue(self, window: Window, size: int, what: object) -> Room:
-        """Takes a place in a window's queue, or room at once. Under the door."""
+    def _queue(self, window: Window, size: int, what: object, woken: list[Room]) -> Room:
+        """Takes a place in a window's queue, or room at once; adds who is to be woken to `woken`. Under the door."""
         room = Room(size, window.stuck)
         if window.open and window.fits(size):
             window.add(size)
@@ -190,7 +207,7 @@ class Limits:
                 window.moved = self._worker.clock.now()
             window.queue(room)
             self._full.add(window)
-            self._take_out_gone()  # what was noted before anybody could see that this one waits
+            self._take_out_gone(woken)  # what was noted before anybody could see that this one waits
         return room
 
     def _enter(self, window: Window, room: Room, deadline: float | None, what: object) -> bool:
@@ -255,13 +272,7 @@ class Limits:
     def _state(self, window: Window) -> str:
         peer = self._worker.peers.get(window.to)
         where = str(peer.record) if peer is not None else f"rank {window.to}"
-        to = where if window.place is None else f"this actor or object on {where}"
-        return (
-            f"{window.calls} calls with {window.bytes} bytes to {to} are under way, and {len(window.waiting)} wait; "
-            f"the limits are {window.most_calls} calls and {window.most_bytes} bytes (max_pending and "
-            f"max_pending_bytes, of the options or of the Actor's class). It does not keep up: call it less often, or "
-            f"wait for answers"
-        )
+        return window.state(where if window.place is None else f"this actor or object on {where}")
 
     def _ask(self, to: int) -> None:
         """Tells a peer that room is waited for, unless it knows: it does until it gives some."""
@@ -294,23 +305,19 @@ class Limits:
                 self._take_out_gone(ready)
             self._let_go(ready)
 
-    def _take_out_gone(self, ready: list[Room] | None = None) -> None:
-        """Takes out what was answered; adds who is to be woken to `ready`, or wakes them. Under the door."""
+    def _take_out_gone(self, ready: list[Room]) -> None:
+        """Takes out what was answered; adds who is to be woken to `ready`. Under the door, under which nobody is woken:
+        that takes the locks of mailboxes, whose holders may be in a finalizer that tells.
+        """
         gone, counted, now = self._gone, self.counted, self._worker.clock.now()
-        woken: list[Room] = [] if ready is None else ready
         while gone:
             found = counted.pop(gone.popleft(), None)
             if found is not None:
-                self._take_out(found, 1, now, woken)
-        if ready is None:
-            self._let_go(woken)
+                self._take_out(found, 1, now, ready)
 
     def credit(self, caller: int, frames: Sequence[Frame]) -> None:
         """Takes note of what has begun on a peer. Under leadership."""
-        numbers = array.array("Q")
-        payload = bytes(memoryview(frames[0])[HEADER_SIZE:])
-        numbers.frombytes(payload[: len(payload) // numbers.itemsize * numbers.itemsize])
-        self.note(caller, numbers)
+        self.note(caller, numbers_in(frames))
 
     def note(self, peer: int, numbers: Sequence[int]) -> None:
         """Takes note of the numbers of what has begun on a peer."""
@@ -344,12 +351,7 @@ class Limits:
         if not actor.calls:
             self._tidy(actor)
         if self._full:
-            self._discard_idle(actor)
-            self._discard_idle(peer)
-
-    def _discard_idle(self, window: Window) -> None:
-        if not window.waiting:
-            self._full.discard(window)
+            self._full -= {window for window in (actor, peer) if not window.waiting}
 
     def _tidy(self, window: Window) -> None:
         """Forgets the window of an actor of which nothing is under way."""
@@ -405,12 +407,11 @@ class Limits:
 
     def statistics(self) -> dict[str, int]:
         """Returns counts: messages that take up room, windows to peers and to actors, threads that wait for room."""
+        ready: list[Room] = []
         with self._door:
-            self._take_out_gone()
+            self._take_out_gone(ready)
             windows = [*self._peers.values(), *self._actors.values()]
-            return {
-                "counted": len(self.counted),
-                "windows": len(windows),
-                "held_up": sum(len(window.waiting) for window in windows),
-                "bytes": sum(window.bytes for window in self._peers.values()),
-            }
+            held_up = sum(len(window.waiting) for window in windows)
+            size = sum(window.bytes for window in self._peers.values())
+        self._let_go(ready)
+        return {"counted": len(self.counted), "windows": len(windows), "held_up": held_up, "bytes": size}

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from actorrpc.runtime.clock import Gate
 
 M = TypeVar("M")
+LATER: list[Any] = []
+"""What `Mailbox.put` returns where the message is to be put a little later."""
 _CLEAR_AT_LEAST = 64
 
 
@@ -87,7 +89,8 @@ class Mailbox(Generic[M]):
         self._useless = 0
         """How many messages `forget` was told of since it last cleared up."""
         self._closed = False
-        self._door = threading.Lock()
+        # Reentrant: the collector may run a finalizer of the user's in the midst of what it guards; see `put`.
+        self._door: Any = threading.RLock()
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -121,7 +124,11 @@ class Mailbox(Generic[M]):
             return self._next()
 
     def put(self, number: int, chain: int, message: M) -> list[Turn[M]] | None:
-        """Takes a message in. Returns None, and does not take it, when the mailbox is closed."""
+        """Takes a message in. Returns None, and does not take it, when the mailbox is closed; LATER, and does not take
+        it either, in a finalizer that has interrupted the present thread in the midst of a method of this mailbox.
+        """
+        if self._door._is_owned():
+            return LATER
         with self._door:
             if self._closed:
                 return None

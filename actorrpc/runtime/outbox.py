@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 from typing import TYPE_CHECKING
 
-from actorrpc.errors import NotAMemberError
+from actorrpc.errors import ActorRPCError, NotAMemberError
 from actorrpc.runtime.peers import Standing
 from actorrpc.wire.envelope import HEADER_SIZE, MARK, Flag, Kind, pack_fields, size_of
 from actorrpc.wire.transport import AT_ONCE, snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from types import FrameType
+    from typing import TypeAlias
 
     from actorrpc.runtime.message import Outgoing, Trace
     from actorrpc.runtime.peers import Peer
     from actorrpc.runtime.worker import Worker
     from actorrpc.wire.envelope import Frame
 
+    _Unsent: TypeAlias = list[tuple[Outgoing, ActorRPCError]]
+
+log = logging.getLogger("actorrpc")
 _MEMBER = Standing.MEMBER
 
 
@@ -68,17 +75,72 @@ class Outbox:
         peer = worker.peers.get(to)
         if peer is None or not peer.dialled or peer.standing is not _MEMBER:
             peer = worker.members.reach(to)
-        with peer.lock:
+        if not peer.lock.acquire(False):
+            if _is_sending():  # whoever has the lock may wait, in a finalizer as well, for one that this thread has
+                peer.deferred.append((out, snapshot(frames, lasting)))
+                self._pass_on(peer)
+                return
+            peer.lock.acquire()
+        unsent: _Unsent | None = None
+        try:
             if peer.busy:  # this thread is in the midst of a send: a finalizer of the user's sends
                 peer.deferred.append((out, snapshot(frames, lasting)))
                 return
             peer.busy = True
             try:
+                while peer.deferred:  # which was left to somebody who has not come to it yet
+                    unsent = self._follow(peer, unsent or [])
                 self._number(peer, out, frames, hold, lasting)
-                while peer.deferred:
-                    self._number(peer, *peer.deferred.pop(0), AT_ONCE)
             finally:
-                peer.busy = False
+                try:
+                    while peer.deferred:
+                        unsent = self._follow(peer, unsent or [])
+                finally:
+                    peer.busy = False
+        finally:
+            peer.lock.release()
+            if unsent:
+                self._give_up(unsent)
+            if peer.deferred:
+                self._pass_on(peer)
+
+    def _pass_on(self, peer: Peer) -> None:
+        """Sends what finalizers sent meanwhile, unless somebody has the lock, who will."""
+        while peer.deferred and peer.lock.acquire(False):
+            unsent: _Unsent = []
+            try:
+                if peer.busy:
+                    return
+                peer.busy = True
+                try:
+                    while peer.deferred:
+                        self._follow(peer, unsent)
+                finally:
+                    peer.busy = False
+            finally:
+                peer.lock.release()
+                if unsent:
+                    self._give_up(unsent)
+
+    def _follow(self, peer: Peer, unsent: _Unsent) -> _Unsent:
+        """Sends the next of what finalizers sent meanwhile; one that cannot be is none of the present thread's."""
+        out, frames = peer.deferred.pop(0)
+        try:
+            self._number(peer, out, frames, AT_ONCE)
+        except ActorRPCError as e:
+            unsent.append((out, e))
+        return unsent
+
+    def _give_up(self, unsent: _Unsent) -> None:
+        """Ends the calls, and gives the tells' room back, of finalizers that have long returned. Not under a lock."""
+        worker = self._worker
+        for out, error in unsent:
+            log.debug("%s: what a finalizer sent could not leave: %s", worker.record.name, error)
+            if out[0] <= Kind.TELL:
+                worker.limits.answered(out[2])
+                call = worker.calls.pending.get(out[2])
+                if call is not None:
+                    worker.calls.fail(call, error)
 
     def _number(self, peer: Peer, out: Outgoing, frames: Sequence[Frame], hold: int, lasting: bool = True) -> None:
         """Sends a message to a peer, numbered; under its lock."""
@@ -102,3 +164,20 @@ class Outbox:
                 worker.transport.send(to, [head + frames[0], *frames[1:]], AT_ONCE, lasting)
         except KeyError:
             raise worker.members.lost_error(peer, "the message was not sent") from None
+
+
+_EMIT = Outbox.emit.__code__
+
+
+def _is_sending() -> bool:
+    """Whether whoever calls `emit` is a finalizer, which has interrupted the present thread in another `emit`. Looked
+    for in the stack, and only where a lock is taken: to note it down would cost every message something.
+    """
+    frame: FrameType | None = sys._getframe(2)
+    if frame is not None and frame.f_code is _EMIT:  # of this very message, which has a trace, and has no lock yet
+        frame = frame.f_back
+    while frame is not None:
+        if frame.f_code is _EMIT:
+            return True
+        frame = frame.f_back
+    return False

@@ -57,6 +57,14 @@ class Window:
         self.calls += 1
         self.bytes += size
 
+    def state(self, to: str) -> str:
+        """Says how full it is; `to`: whom it is for, in words."""
+        return (
+            f"{self.calls} calls with {self.bytes} bytes to {to} are under way, and {len(self.waiting)} wait; the "
+            f"limits are {self.most_calls} calls and {self.most_bytes} bytes (max_pending and max_pending_bytes, of "
+            f"the options or of the Actor's class). It does not keep up: call it less often, or wait for answers"
+        )
+
     @property
     def open(self) -> bool:
         """Whether who comes now need not queue behind others."""

@@ -143,7 +143,8 @@ class Contexts:
 
     def __init__(self, worker: Worker, leaves: Leaves, doubt: Callable[[int], None]) -> None:
         self._worker, self._leaves, self._doubt = worker, leaves, doubt
-        self._door = threading.Lock()
+        # Reentrant: the collector may run a finalizer of the user's, which sends, in the midst of what it guards.
+        self._door = threading.RLock()
         self.clock = 0
         """Counts changes of this worker's parameters; whoever makes one counts it, when it is done."""
         self._known: dict[int, Context] = {}
@@ -167,8 +168,8 @@ class Contexts:
             return self._make(self._worker.id << _BITS | self._last)
 
     def _make(self, number: int) -> Context:
-        made = self._known[number] = Context(number, self._worker, self._leaves, self._numbers, self.clock)
-        return made
+        made = Context(number, self._worker, self._leaves, self._numbers, self.clock)
+        return self._known.setdefault(number, made)  # a finalizer may have made it meanwhile
 
     def find(self, number: int) -> Context | None:
         """Returns a context that this worker has a part in; None where it has none."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 from actorrpc.errors import ActorGoneError
@@ -69,7 +70,8 @@ class Early:
             entry.adopt(self._messages.pop(ref))
         for fork, message in self._records.pop(ref, ()) if self._records else ():
             self._service.record(entry, fork, message.caller)
-            self._service.worker.crew.submit((Lane.CONTROL, lambda m: m.reply(None), message))
+            # Not by a job: under the door nobody waits for the crew's, whose holder may be in a finalizer.
+            self._service.worker.keeper.after(0.0, functools.partial(message.reply, None))
 
     def clear(self) -> None:
         """Forgets all."""

@@ -122,7 +122,8 @@ class _Source:
         self._worker, self._key, self.target = worker, key, target
         self._allowance = Allowance(rate)
         self._queue: deque[str] = deque()
-        self._gate, self._door = worker.clock.gate(), threading.Lock()
+        # Reentrant: a signal handler or a finalizer of the user's may print.
+        self._gate, self._door = worker.clock.gate(), threading.RLock()
         self._over = False
         self._sender = 0
         with _changing:

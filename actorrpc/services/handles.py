@@ -56,8 +56,8 @@ class Entry:
 
     # A dictionary as well: a recorded actor's place has a `run` of its own.
     __slots__ = (
-        "__dict__", "__weakref__", "_door", "_error", "_filled", "_future", "_service", "_value", "_waiting",
-        "expected", "forks", "handles", "held", "id", "let_go", "mailbox", "ready",
+        "__dict__", "__weakref__", "_door", "_error", "_filled", "_future", "_lets_in", "_service", "_value",
+        "_waiting", "expected", "forks", "handles", "held", "id", "let_go", "mailbox", "ready",
     )  # fmt: skip
 
     def __init__(self, service: Objects, ref: Id, held: bool = False) -> None:
@@ -67,7 +67,7 @@ class Entry:
         self._value: Any = None
         self._error: BaseException | None = None
         self.handles: list[None] = []
-        self.expected = self.let_go = self._filled = False
+        self.expected = self.let_go = self._filled = self._lets_in = False
         self._waiting: list[Message] = []
         self._future: Future[None] | None = None
         self._door = threading.RLock()  # reentrant: a finalizer of the user's may call while the collector runs in it
@@ -92,7 +92,7 @@ class Entry:
         if message.flags & Flag.KEEP:
             self._service.reserve(message)
         with self._door:
-            if not self.ready.done:
+            if not self._lets_in:
                 self._waiting.append(message)
                 return None
         return self._job(message)
@@ -113,14 +113,18 @@ class Entry:
         self._error = error = None if error is None else _to_keep(error, str(service.worker))
         if error is None and service.mailbox_for is not None:
             self.mailbox = service.mailbox_for(value, self)
-        with self._door:
-            service.worker.complete(self.ready)
-            waiting, self._waiting = self._waiting, []
+        future = None
+        while not self._lets_in:
+            with self._door:
+                waiting, self._waiting = self._waiting, []
+                self._lets_in = not waiting
+                future = self._future
+            # Without the door: the holders of the locks that this takes may be in a finalizer, which wants the door.
             for message in waiting:
                 job = self._job(message)
                 if job is not None:
                     service.worker.crew.submit(job)
-            future = self._future
+        service.worker.complete(self.ready)
         if future is not None:
             _settle(service, future, error)
         if self.mailbox is not None and not self.used:  # it was dropped while it was being made
@@ -131,7 +135,7 @@ class Entry:
         with self._door:
             if self._future is None:
                 self._future = Future._of(self._service.worker)
-                if self.ready.done:
+                if self._lets_in:
                     _complete(self._future, self._error)
             return self._future
 

@@ -36,13 +36,15 @@ class Looking:
         worker, self._will_look = self._worker, False
         if not worker.open:
             return
-        self._look()
-        if worker.calls.pending:
-            self._look_later()
-        else:
-            worker.calls.next_sent.append(self._look_later)
-            if worker.calls.pending:  # it was sent before that could be seen
+        try:
+            self._look()
+        finally:  # one look that fails is not the last one
+            if worker.calls.pending:
                 self._look_later()
+            else:
+                worker.calls.next_sent.append(self._look_later)
+                if worker.calls.pending:  # it was sent before that could be seen
+                    self._look_later()
 
     def _look_later(self) -> None:
         with self._door:

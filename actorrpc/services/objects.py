@@ -62,7 +62,7 @@ class Objects:
         self._early = Early(self)
         self._ids = itertools.count()
         # Reentrant: the collector may run a finalizer of the user's, which calls, in the midst of what it guards.
-        self.door, self._reading = threading.RLock(), threading.Lock()
+        self.door = threading.RLock()
         self.closing = False
         """Whether the session is at its end: jobs that are submitted may not run any more."""
         self.released: Callable[[Any], None] | None = None
@@ -199,14 +199,10 @@ class Objects:
             if isinstance(call.failure, RPCTimeoutError) and call.sent_flags & Flag.KEEP:
                 return RPCTimeoutError(f"RRef creation timed out, so that the object may not exist: {call.failure}")
             return copy.copy(call.failure)
-        with self._reading:  # which takes the frames out of the call
-            frames = call.frames
-            try:
-                self.worker.answers.read(call)
-            except BaseException as e:
-                return e.with_traceback(None)
-            finally:
-                call.frames = frames
+        try:
+            self.worker.answers.read(copy.copy(call))  # of a copy: it takes the frames out
+        except BaseException as e:
+            return e.with_traceback(None)
         raise AssertionError("it did not fail")
 
     def adopt(self, ref: Id, owner: int) -> UserHandle:

@@ -13,7 +13,8 @@ Rules:
 To write to pages that are shared costs a fault each, and more than a copy. So a receiver that says that it has CHANGED
 most of one is sent copies for a while.
 
-The lock is held for no copy, and nothing that sends is called under it: who waits for it may hold a way's lock.
+Nobody waits for the lock: whoever has it may be in a finalizer of the user's, which waits for what others have. Who
+finds it taken sends copies.
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ _MOST: Final = 16
 """Common segments of one sender."""
 _APART_SECONDS = 60.0
 """For which a receiver that could not open a segment, or has changed most of one, is sent copies."""
+_CLOSING_SECONDS = 1.0
 
 
 class Commons:
@@ -69,8 +71,8 @@ class Commons:
 
     def __init__(self, room: Room) -> None:
         self._room = room
-        # Reentrant: the collector may run a finalizer of the user's, which sends, at any point in here.
-        self._lock = threading.RLock()
+        # Not reentrant: a finalizer in the midst of what it guards finds it taken, too.
+        self._lock = threading.Lock()
         self._segments: dict[int, _Common] = {}
         self._shared: dict[int, _Common] = {}
         """What is being sent, by the identity of its first buffer."""
@@ -100,17 +102,18 @@ class Commons:
             yield
         finally:
             self._shared.pop(id(buffers[0]), None)
-            with self._lock:
-                segment.used, segment.busy = time.monotonic(), False
-                if not self._open:
-                    self._drop(segment)
+            segment.used, segment.busy = time.monotonic(), False
+            if not self._open:
+                self._drop(segment)
 
     def _begin(self, ways: Sequence[Outgoing], sizes: Sequence[int]) -> _Common | None:
         """Takes out a segment to fill, and offers it to who has it not; returns None where too few have one."""
         self._hear(ways)
         _, end = places_of(sizes)
         offered: list[Outgoing] = []
-        with self._lock:
+        if not self._lock.acquire(False):
+            return None
+        try:
             dropped, now = self._settle(), time.monotonic()
             able = {way for way in ways if self._apart.get(way, 0.0) <= now}
             segment = self._find(end, able) if len(able) > 1 and self._open else None
@@ -122,6 +125,8 @@ class Commons:
                 segment.used = now
                 segment.ready = segment.known & able
                 segment.busy = len(segment.ready) > 1
+        finally:
+            self._lock.release()
         self._tell(dropped)
         if segment is None:
             return None
@@ -135,20 +140,18 @@ class Commons:
         Each way gets it once: a second message along the same one travels by itself.
         """
         segment = self._shared.get(id(frames[1])) if self._shared else None
-        if segment is None:
+        if segment is None or way not in segment.ready:
             return 0
-        with self._lock:
-            if way not in segment.ready:
-                return 0
-            segment.ready.discard(way)
-            # A way that ends from now on is found among those who hold it; one that has ended sends nothing.
-            segment.held.add(way)
+        # Without the lock, since this thread alone sends what is in it.
+        segment.ready.discard(way)
+        # A way that ends from now on is found among those who hold it; one that has ended sends nothing.
+        segment.held.add(way)
         return segment.number
 
     def _find(self, size: int, able: set[Outgoing]) -> _Common | None:
         """Returns, of those that are large enough and free, the one that most receivers have; of these the smallest."""
         best: _Common | None = None
-        for segment in self._segments.values():
+        for segment in list(self._segments.values()):
             if segment.free and size <= segment.size <= 4 * max(size, LARGE):
                 rank = (len(segment.known & able), -segment.size)
                 if best is None or rank > (len(best.known & able), -best.size):
@@ -183,8 +186,7 @@ class Commons:
         self._news.append((way, what, number))
 
     def _hear(self, ways: Iterable[Outgoing]) -> None:
-        with self._lock:
-            asked = {way for segment in self._segments.values() for way in segment.held | segment.offered}
+        asked = {way for segment in list(self._segments.values()) for way in segment.held | segment.offered}
         for way in asked.union(ways):
             way.hear()
 
@@ -207,7 +209,7 @@ class Commons:
                     self._apart[way] = time.monotonic() + _APART_SECONDS
         for way in [way for way in self._apart if not way.is_open]:
             del self._apart[way]
-        for segment in self._segments.values():
+        for segment in list(self._segments.values()):
             for way in [way for way in segment.known | segment.offered | segment.held if not way.is_open]:
                 segment.known.discard(way)
                 segment.offered.discard(way)
@@ -240,8 +242,12 @@ class Commons:
     def trim(self, now: float) -> None:
         """Gives up what has not been used for long, and what is not to be filled again."""
         self._hear(())
-        with self._lock:
+        if not self._lock.acquire(False):
+            return
+        try:
             dropped = self._settle() + self._drop_free(now - IDLE_SECONDS)
+        finally:
+            self._lock.release()
         self._tell(dropped)
 
     @property
@@ -251,10 +257,14 @@ class Commons:
 
     def close(self) -> None:
         """Lets go of everything; receivers keep what they hold."""
-        with self._lock:
-            self._open = False
-            for segment in [s for s in self._segments.values() if not s.busy]:
+        self._open = False
+        waited = self._lock.acquire(timeout=_CLOSING_SECONDS)  # for who is just making one
+        try:
+            for segment in [s for s in list(self._segments.values()) if not s.busy]:
                 self._drop(segment)
+        finally:
+            if waited:
+                self._lock.release()
 
 
 class _Common:

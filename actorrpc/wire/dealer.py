@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import struct
 import threading
+from collections import deque
 from typing import TYPE_CHECKING
 
 import zmq
 
 from actorrpc.wire import pieces
-from actorrpc.wire.transport import COPIED_BELOW, snapshot
+from actorrpc.wire.transport import COPIED_BELOW, snapshot, taken_out
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from actorrpc.wire.envelope import Frame
 
@@ -33,14 +34,18 @@ class DealerWay:
     Arguments:
         dealer: its socket, connected.
         endpoint: to where.
+
+    As with a direct way, who sends does not wait for the lock (DW5 in `wire.direct`).
     """
 
-    __slots__ = ("busy", "dealer", "endpoint", "held", "lock", "piece")
+    __slots__ = ("busy", "dealer", "endpoint", "held", "late", "lock", "piece")
 
     def __init__(self, dealer: zmq.Socket[bytes], endpoint: str) -> None:
         # Reentrant: the collector may run a finalizer of the user's, which sends, in the midst of a send (`busy`).
         self.dealer, self.endpoint, self.lock = dealer, endpoint, threading.RLock()
         self.held: list[tuple[Sequence[Frame], bool]] = []
+        self.late: deque[tuple[Sequence[Frame], bool]] = deque()
+        """What came while another thread had the lock, before what is to be held."""
         self.busy = False
         self.piece = _LOCAL_PIECE if self.is_local else _PIECE
 
@@ -55,8 +60,14 @@ class DealerWay:
         Raises:
             KeyError: the way was closed.
         """
-        with self.lock:
+        if not self.lock.acquire(False):
+            self.late.append((snapshot(frames, lasting), True))
+            self._pass_on()
+            return False
+        try:
             dealer = self.dealer
+            if self.late:
+                self._gather()
             if self.busy:
                 frames, lasting = snapshot(frames, lasting), True
             if dealer.closed:
@@ -72,28 +83,61 @@ class DealerWay:
                 if not self.held:
                     return False
             else:
-                self.held.append((frames, lasting))
+                message = frames, lasting  # first: meanwhile a finalizer may have sent what is held
+                self.held.append(message)
             if hold and len(frames) == 1 and len(frames[0]) < _HOLD_BELOW and len(self.held) < _HOLD_AT_MOST:
                 return True
             self._flush()
             return False
+        finally:
+            self.lock.release()
+            if self.late:
+                self._pass_on()
+
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[None]:
+        self.lock.acquire()
+        try:
+            self._gather()
+            yield
+        finally:
+            self.lock.release()
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        """Sends what came late, unless somebody has the lock, who will."""
+        while self.late and self.lock.acquire(False):
+            try:
+                self._gather()
+                if not self.dealer.closed:
+                    self._flush()
+            finally:
+                self.lock.release()
+
+    def _gather(self) -> None:
+        while self.late:
+            late = taken_out(self.late)
+            try:
+                self.held.extend(late)
+            except IndexError:  # a finalizer has sent meanwhile
+                pass
 
     def flush(self) -> None:
         """Sends what is kept back."""
-        if self.held:
-            with self.lock:
+        if self.held or self.late:
+            with self._turn():
                 if not self.dealer.closed:
                     self._flush()
 
     def unwatch(self) -> None:
         """Ends the news of its connection; before their reader goes, or ZeroMQ's thread would wait for it (LO4)."""
-        with self.lock:
+        with self._turn():
             if not self.dealer.closed:
                 self.dealer.disable_monitor()
 
     def close(self, linger: float) -> None:
         """Closes the way; what is under way may still leave for `linger` seconds."""
-        with self.lock:
+        with self._turn():
             if linger and not self.dealer.closed:
                 self._flush()
             self.dealer.close(int(linger * 1000))

@@ -149,8 +149,8 @@ class DirectWays:
         """Has the leader go on with a backlog."""
         fd = outgoing.socket.fileno()
         if fd not in self._outgoing:
+            self._epoll.register(fd, _OUT)  # first: where that fails, the next message tries again
             self._outgoing[fd] = outgoing
-            self._epoll.register(fd, _OUT)
 
     def disarm(self, outgoing: Outgoing) -> None:
         """Takes that back."""

@@ -121,7 +121,8 @@ class Lookout:
         self.overdue = _NEVER
         """When this thread must have looked again, unless the process, or one who holds the GIL, keeps it from it."""
         self._closed = False
-        self._door = threading.Lock()
+        # Reentrant: the collector may run a finalizer of the user's, which sends, as the thread is started.
+        self._door = threading.RLock()
         self._thread: threading.Thread | None = None
 
     # -- from any thread
@@ -187,16 +188,23 @@ class Lookout:
         self._waker = None
 
     def _order(self, order: Callable[[], None]) -> None:
-        with self._door:
-            self._orders.append(order)
-            if self._closed:
-                return
-            if self._thread is None:
-                self._waker = Waker()
-                self._poller.register(self._waker, zmq.POLLIN)
-                self._thread = threading.Thread(target=self._run, name="actorrpc-lookout", daemon=True)
-                self._thread.start()
+        self._orders.append(order)
+        if self._thread is None:
+            self._begin()
         self._rouse()
+
+    def _begin(self) -> None:
+        waker, thread = Waker(), threading.Thread(target=self._run, name="actorrpc-lookout", daemon=True)
+        if self._door.acquire(False):  # else another thread does it; it may be in a finalizer that waits for this one
+            try:
+                if not self._closed and self._thread is None:
+                    self._waker, self._thread = waker, thread
+                    self._poller.register(waker, zmq.POLLIN)
+                    thread.start()
+            finally:
+                self._door.release()
+        if self._thread is not thread:
+            waker.close()
 
     def _rouse(self) -> None:
         waker = self._waker  # which `close` takes away

@@ -20,7 +20,7 @@ from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 from actorrpc.wire.segments import LARGE, ORDER, Stock
-from actorrpc.wire.transport import COPIED_BELOW, snapshot
+from actorrpc.wire.transport import COPIED_BELOW, snapshot, taken_out
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -136,9 +136,12 @@ class Outgoing:
                 self._lock.release()
 
     def _gather(self) -> None:
-        late = self._late
-        while late:
-            self._held.append(late.popleft())
+        while self._late:
+            late = taken_out(self._late)
+            try:
+                self._held.extend(late)
+            except IndexError:  # a finalizer has sent meanwhile
+                pass
 
     def _stow(self, frames: Sequence[Frame]) -> Sequence[Frame] | _Stowed:
         """Puts all frames but the first into a segment, where there is one."""
@@ -185,12 +188,8 @@ class Outgoing:
         """Has orders leave before the next message."""
         word = WORD.pack(MANY + ORDERED)
         for at in range(0, len(orders), ORDER.size):
+            # Nothing else is touched: a message that came late meanwhile is left to who has seen that it must leave.
             self._late.append(_Stowed(word + orders[at : at + ORDER.size], ()))
-        if self._lock.acquire(False):
-            try:
-                self._gather()
-            finally:
-                self._leave()
 
     def tidy(self, now: float) -> bool:
         """Gives up segments that have not been used for long. Returns whether there are none any more."""

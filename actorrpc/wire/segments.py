@@ -7,7 +7,8 @@ could be left behind, nobody else can open it, and the sender knows that the rec
 Rules:
 - SG1: a segment is the sender's from the grant, or the news that it is free, until the message that names it; from then
   on it is the receiver's, until no view of it is left. Nobody touches what is the other's.
-- SG2: no message waits for a segment. What finds none that is free, or none at all, travels as bytes.
+- SG2: no message waits for a segment. What finds none that is free, or none at all, travels as bytes. So does what
+  finds a lock taken: whoever has it may be in a finalizer of the user's, which waits for what the sender has.
 - SG3: a finalizer takes no lock. It may run anywhere, also in a forked child, which tells nobody anything.
 - SG4: a forked child inherits what its parent holds: from then on both see their own copy, and the sender never fills
   that segment again. So before a fork what is on loan is mapped anew, as a private copy-on-write view, in its place.
@@ -18,6 +19,7 @@ What several receivers are to have lies in a segment of the sender's own (SG5 an
 from __future__ import annotations
 
 import array
+import contextlib
 import ctypes
 import logging
 import mmap
@@ -60,6 +62,7 @@ _PATIENCE_SECONDS = 1.0
 _MOST = 32
 """Segments of one way: so that what is told of them always has room in the socket."""
 _UNANSWERED = 2
+_CLOSING_SECONDS = 1.0
 _ALIGNMENT = 64
 HOW = getattr(socket, "MSG_DONTWAIT", 0) | getattr(socket, "MSG_NOSIGNAL", 0)
 _BOTH = mmap.PROT_READ | mmap.PROT_WRITE if AVAILABLE else 0
@@ -193,8 +196,8 @@ class Stock:
 
     def __init__(self, socket: socket.socket, tell: Callable[[int, int], None]) -> None:
         self._socket, self._tell = socket, tell
-        # Reentrant: the collector may run a finalizer of the user's, which sends, at any point in here.
-        self._lock = threading.RLock()
+        # Nobody waits for it (SG2). Not reentrant: a finalizer in the midst of it finds it taken, too.
+        self._lock = threading.Lock()
         self._free: list[_Filled] = []
         """What may be filled; used last, last."""
         self._away: dict[int, _Filled] = {}
@@ -215,7 +218,9 @@ class Stock:
         """
         sizes = [memoryview(frame).nbytes for frame in frames]
         places, end = places_of(sizes)
-        with self._lock:
+        if not self._lock.acquire(False):
+            return b"", 0, sizes
+        try:
             segment = self._find(end)
             if segment is None:
                 self._hear()
@@ -223,6 +228,8 @@ class Stock:
                 if segment is None:
                     orders, self._orders = self._orders + self._ask(end), b""
                     return orders, 0, sizes
+        finally:
+            self._lock.release()
         copied = False
         try:
             # Without the lock: it takes a while, and the leader may look in.
@@ -232,14 +239,12 @@ class Stock:
                     np.copyto(segment.memory[place : place + size], np.frombuffer(frame, np.uint8))
             copied = True
         finally:
-            with self._lock:
-                segment.used = time.monotonic()
-                if not self._open:
-                    segment.drop()
-                elif copied:
-                    self._away[segment.number] = segment
-                else:
-                    self._free.append(segment)
+            segment.used = time.monotonic()
+            if copied:
+                self._away[segment.number] = segment
+            else:
+                self._free.append(segment)
+            self._drop_if_closed()
         return b"", segment.number, sizes
 
     def _find(self, size: int) -> _Filled | None:
@@ -248,9 +253,15 @@ class Stock:
         for segment in reversed(self._free):
             if size <= segment.size <= 4 * max(size, LARGE) and (best is None or segment.size < best.size):
                 best = segment
-        if best is not None:
-            self._free.remove(best)
-        return best
+        return best if best is not None and self._take_out(best) else None
+
+    def _take_out(self, segment: _Filled) -> bool:
+        """Takes a free one out; returns whether it was there: the way may be closed meanwhile."""
+        try:
+            self._free.remove(segment)
+        except ValueError:
+            return False
+        return True
 
     def _ask(self, size: int) -> bytes:
         """Returns what to order for want of a segment of that size; nothing where enough are on order."""
@@ -268,9 +279,9 @@ class Stock:
     def _give_up(self, segments: Sequence[_Filled]) -> bytes:
         orders = b""
         for segment in segments:
-            self._free.remove(segment)
-            segment.drop()
-            orders += order(DROP, segment.number)
+            if self._take_out(segment):
+                segment.drop()
+                orders += order(DROP, segment.number)
         return orders
 
     def _hear(self) -> None:
@@ -279,12 +290,12 @@ class Stock:
             try:
                 data, rights, _, _ = self._socket.recvmsg(4096, 256, HOW | socket.MSG_CMSG_CLOEXEC)
             except OSError:  # nothing there; or the way has ended
-                return
+                break
             fds = array.array("i")
             for _, _, got in rights:
                 fds.frombytes(got[: len(got) // 4 * 4])
             if not data:
-                return
+                break
             for what, number in NEWS.iter_unpack(data[: len(data) // NEWS.size * NEWS.size]):
                 if number >= COMMON:
                     self._tell(what, number)
@@ -303,6 +314,7 @@ class Stock:
                         segment.drop()
             for fd in fds:
                 os.close(fd)
+        self._drop_if_closed()
 
     def _granted(self, number: int, fd: int) -> None:
         size = self._wanted.pop(number, None)
@@ -320,29 +332,47 @@ class Stock:
         self._patient_until = time.monotonic() + 60 * _PATIENCE_SECONDS
 
     def hear(self) -> None:
-        """Takes in what the receiver has told."""
-        with self._lock:
-            self._hear()
+        """Takes in what the receiver has told, unless somebody is about to."""
+        if self._lock.acquire(False):
+            try:
+                self._hear()
+            finally:
+                self._lock.release()
 
     def trim(self, now: float) -> bytes:
-        """Gives up what has not been used for long; returns the orders that say so."""
-        with self._lock:
+        """Gives up what has not been used for long, unless somebody is at it; returns the orders that say so."""
+        if not self._lock.acquire(False):
+            return b""
+        try:
             self._hear()
             orders, self._orders = self._orders, b""
             return orders + self._give_up([s for s in self._free if now - s.used >= IDLE_SECONDS])
+        finally:
+            self._lock.release()
 
     @property
     def empty(self) -> bool:
         """Whether there is nothing that might be given up later."""
-        return not (self._free or self._away or self._wanted)
+        return not (self._open and (self._free or self._away or self._wanted))
 
     def close(self) -> None:
-        """Lets go of everything."""
-        with self._lock:
-            self._open = False
-            for segment in [*self._free, *self._away.values()]:
-                segment.drop()
-            self._free, self._away = [], {}
+        """Lets go of everything; of what somebody is at, that one does. Before the socket's end."""
+        self._open = False
+        # Who reads must have seen that, since the descriptor may become another's; one in a finalizer will.
+        if self._lock.acquire(timeout=_CLOSING_SECONDS):
+            self._lock.release()
+        self._drop_if_closed()
+
+    def _drop_if_closed(self) -> None:
+        """To be called after a segment was put anywhere: by then the way may be closed. Each is taken out once."""
+        if self._open:
+            return
+        with contextlib.suppress(IndexError):
+            while self._free:
+                self._free.pop().drop()
+        with contextlib.suppress(KeyError):
+            while self._away:
+                self._away.popitem()[1].drop()
 
 
 class _Filled:

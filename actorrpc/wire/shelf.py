@@ -50,6 +50,7 @@ log = logging.getLogger("actorrpc")
 _KEPT_FROM = 1 << 16
 """Bytes below which a frame is copied out of its segment, so as not to hold it."""
 _MAP_FIXED = 0x10
+_WAIT_SECONDS = 0.05
 _MOST_COMMON = 32
 """Segments of the sender's own that are opened for one way."""
 _CREDENTIALS = struct.Struct("3i")
@@ -68,8 +69,8 @@ class Room:
         """Sizes, by descriptor. Finalizers take out what is gone."""
         self._most = _half_of_descriptors()
         self._told = False
-        # Reentrant: the collector may run a finalizer of the user's, which sends, at any point in here.
-        self._lock = threading.RLock()
+        # Whoever has it may be in a finalizer of the user's, which waits for what others have: they wait for a moment.
+        self._lock = threading.Lock()
 
     def make(self, size: int, name: str = "actorrpc") -> int:
         """Makes a segment; returns its descriptor. From any thread.
@@ -81,7 +82,9 @@ class Room:
         Raises:
             OSError: it is not to be had, which is logged once.
         """
-        with self._lock:
+        if not self._lock.acquire(timeout=_WAIT_SECONDS):
+            raise BlockingIOError("somebody is at the memory for large tensors")
+        try:
             held = list(self.segments.values())
             if sum(held) + size > self.limit or len(held) >= self._most:
                 raise BlockingIOError("all the memory for large tensors is in use")
@@ -98,6 +101,8 @@ class Room:
                 raise
             self.segments[fd] = size
             return fd
+        finally:
+            self._lock.release()
 
     def failed(self, error: OSError) -> None:
         """Logs that there is no shared memory, the first time."""

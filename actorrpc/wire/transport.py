@@ -7,14 +7,17 @@ a finalizer or a signal handler, so it takes no lock.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Protocol
+import itertools
+from collections import deque
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
     from actorrpc.wire.envelope import Frame
 
+T = TypeVar("T")
 
 AT_ONCE: Final = 0
 SOON: Final = 1
@@ -125,3 +128,15 @@ def snapshot(frames: Sequence[Frame], lasting: bool = False) -> Sequence[Frame]:
     if len(frames) == 1:
         return frames
     return [frames[0], *(f if lasting and memoryview(f).nbytes >= COPIED_BELOW else bytes(f) for f in frames[1:])]
+
+
+def taken_out(late: deque[T]) -> Iterator[T]:
+    """Takes all messages out of a queue, to be added to what is held: `held.extend(taken_out(late))`, in two lines.
+
+    A finalizer or a signal handler of the user's may send in the midst of that, and flush what is held. So a message
+    goes from one to the other in one step of the interpreter's, in which none of them runs.
+
+    Raises:
+        IndexError: (as it is used) they were taken out meanwhile.
+    """
+    return map(deque.popleft, itertools.repeat(late, len(late)))

@@ -20,7 +20,6 @@ import contextlib
 import logging
 import os
 import select
-import threading
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
@@ -104,7 +103,6 @@ class ZmqTransport:
         self._woken = False
         self._sleeps = self._in_vain = 0
         """How many more waits go to sleep at once, and for how many the leader has stayed awake in vain (RULE DW4)."""
-        self._door = threading.Lock()
         self._closed = False
         self._waker: Waker | None = None
         self.silence = silence
@@ -190,8 +188,7 @@ class ZmqTransport:
     def dial(self, peer: int, endpoints: Sequence[str]) -> None:
         self.hang_up(peer)
         way = self._way(peer, endpoints)
-        with self._door:
-            self._ways[peer] = way
+        self._ways[peer] = way
 
     def _way(self, peer: int, endpoints: Sequence[str]) -> DealerWay | Outgoing:
         endpoint = reachable(endpoints)
@@ -213,8 +210,7 @@ class ZmqTransport:
         return DealerWay(way, endpoint)
 
     def hang_up(self, peer: int, linger: float = 0.0) -> None:
-        with self._door:
-            way = self._ways.pop(peer, None)
+        way = self._ways.pop(peer, None)
         if way is not None:
             if peer >= 0:
                 if isinstance(way, DealerWay):
@@ -285,13 +281,18 @@ class ZmqTransport:
     def _wait(self, timeout: float | None) -> None:
         """Waits until a message is there, `wake` is called or time runs out."""
         end = None
+        if self._joining:
+            timeout = self._until_broken(timeout)
         if self._direct is not None:
             timeout = self._direct.tidy(timeout)
-        while self._look(timeout) and not self._unpacked and not self._woken:
+        while (found := self._look(timeout)) and not self._unpacked and not self._woken:
             if timeout is not None:  # something was done, but there is no whole message yet
                 now = time.monotonic()
                 end = now + timeout if end is None else end
                 timeout = max(0.0, end - now)
+        if self._joining and not found:  # not before: this process may have stood still, and the pieces lie there
+            late = time.monotonic() - self._patience
+            self._joining = {who: joining for who, joining in self._joining.items() if joining.since > late}
 
     def _look(self, timeout: float | None) -> bool:
         """Waits for something to do, and does it. Returns whether there was anything."""
@@ -340,11 +341,17 @@ class ZmqTransport:
         self._unpacked.append(frames)
 
     def _begin_to_join(self, who: bytes, plan: bytes) -> None:
-        late = time.monotonic() - max(_PIECE_SECONDS, 6 * self.silence)
-        for other in [other for other, joining in self._joining.items() if joining.since < late]:
-            del self._joining[other]  # its sender is gone
         with contextlib.suppress(ValueError):
             self._joining[who] = pieces.Joining(plan)
+
+    @property
+    def _patience(self) -> float:
+        return max(_PIECE_SECONDS, 6 * self.silence)
+
+    def _until_broken(self, timeout: float | None) -> float | None:
+        """Returns how long the leader may sleep, until the sender of pieces counts as gone when no more have come."""
+        left = max(0.0, min(joining.since for joining in self._joining.values()) + self._patience - time.monotonic())
+        return left if timeout is None else min(timeout, left)
 
     def _join(self, who: bytes, piece: zmq.Frame) -> None:
         """Takes a piece of a message; one that is not as was said ends it."""

@@ -354,3 +354,27 @@ def test_async_execution_answers_with_its_futures_result() -> None:
             rpc.rpc_sync(to, later_fails)
         with pytest.raises(ValueError, match="later"):
             rpc.remote(to, later_fails).to_here()
+
+
+def test_a_finalizer_may_complete_a_future_in_the_midst_of_its_completion() -> None:
+    future: rpc.Future[int] = rpc.Future()
+    came: list[BaseException] = []
+
+    class Interrupted(ValueError):
+        """The collector may run where it is looked at."""
+
+        @property
+        def __traceback__(self) -> None:  # type: ignore[override]
+            if not came:
+                try:
+                    future.set_exception(KeyError("dropped without a result"))
+                except RuntimeError as e:
+                    came.append(e)
+
+    thread = threading.Thread(target=lambda: future.set_exception(Interrupted("first")), daemon=True)
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive(), "a thread waits for itself"
+    assert "only be marked completed once" in str(came[0])
+    with pytest.raises(ValueError, match="first"):
+        future.wait(1)

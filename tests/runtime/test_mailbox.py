@@ -5,9 +5,11 @@ from __future__ import annotations
 import random
 import threading
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
+from actorrpc.runtime import mailbox
 from actorrpc.runtime.clock import LockGate
 from actorrpc.runtime.mailbox import Mailbox, State, Turn
 
@@ -595,3 +597,30 @@ def test_threads_that_put_at_once_lose_nothing_and_keep_their_own_order() -> Non
     assert not box.busy
     for sender in range(4):
         assert [m for m in served if m.startswith(f"{sender}:")] == [f"{sender}:{i}" for i in range(500)]
+
+
+def test_a_finalizer_in_the_midst_of_a_mailbox_is_told_to_come_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    box: Box = Mailbox(1)
+    came: list[Any] = []
+
+    class Interrupted(Turn[str]):
+        """The collector may run where one is made."""
+
+        __slots__ = ()
+
+        def __init__(self, *what: Any) -> None:
+            monkeypatch.undo()
+            came.append(box.put(2, 8, "the finalizer's"))
+            super().__init__(*what)
+
+    def work() -> None:
+        came.append(box.put(1, 7, "a"))
+
+    monkeypatch.setattr(mailbox, "Turn", Interrupted)
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(10)
+    assert len(came) == 2, "a thread waits for itself"
+    assert came[0] is mailbox.LATER
+    assert texts(came[1]) == ["a"]
+    assert texts(box.put(3, 8, "b")) == []

@@ -4,6 +4,7 @@ overtake others, and death. Random plays of all of it are in test_counts.py."""
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -290,3 +291,77 @@ def test_record_accept_and_delete_may_come_twice() -> None:
     assert owner.delete((0, 2))
     assert not users.forks
     assert not users.parents
+
+
+def fail() -> None:
+    raise ValueError("none made")
+
+
+def test_a_finalizer_may_use_a_reference_that_failed_as_another_failure_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    over: list[bool] = []
+
+    def program() -> None:
+        refs = [rpc.remote(1, fail), rpc.remote(1, fail)]
+        for ref in refs:
+            with pytest.raises(ValueError, match="none made"):
+                ref.to_here()
+        worker = current().worker
+        plain = worker.answers.read
+
+        def result(call: Any) -> Any:
+            monkeypatch.undo()
+            for ref in refs:  # as the collector may run something that does
+                with pytest.raises(ValueError, match="none made"):
+                    ref.tell().get()
+            return plain(call)
+
+        monkeypatch.setattr(worker, "result", result)
+        with pytest.raises(ValueError, match="none made"):
+            refs[0].tell().get()
+
+    def run() -> None:
+        with SimWorld(size=2, seed=1) as world:
+            world.run(program)
+        over.append(True)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert over, "a thread waits for itself"
+
+
+def test_nobody_waits_for_the_crews_lock_under_that_of_the_objects() -> None:
+    """Whose holder may be in a finalizer of the user's, which sends a reference."""
+    under: list[bool] = []
+    early = 0
+    for seed in range(10):
+        with SimWorld(size=SIZE, seed=seed) as world:
+            for session in world.sessions:
+                objects: Any = session.objects
+
+                def submit(job: Any, objects: Any = objects, plain: Any = session.worker.crew.submit) -> bool:
+                    under.append(objects.door._is_owned())
+                    done: bool = plain(job)
+                    return done
+
+                def record(*what: Any, plain: Any = objects._early.record) -> None:
+                    nonlocal early
+                    early += 1
+                    plain(*what)
+
+                session.worker.crew.submit = submit  # type: ignore[method-assign]
+                objects._early.record = record
+
+            def program() -> None:
+                # What worker 0 sends to 1 now takes longer than the way by 2.
+                world.network._last["sim://0", "sim://1"] = world.simulation.time + 0.005
+                futures = [rpc.rpc_async(2, use_twice, args=(rpc.remote(1, Box, args=(n,)),)) for n in range(4)]
+                assert [f.wait() for f in futures] == list(range(4))
+
+            world.run(program)
+            world.settle(1.0)
+    assert early
+    assert under
+    assert not any(under)

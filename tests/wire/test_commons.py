@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import select
@@ -18,7 +19,14 @@ from actorrpc.wire.commons import Commons
 from actorrpc.wire.segments import COMMON, LARGE, NEWS, OPEN, REFUSED, order
 from actorrpc.wire.zeromq import ZmqTransport
 from tests.wire.test_direct import knock, until
-from tests.wire.test_segments import descriptors, in_child, mappings, nothing_is_left, pattern
+from tests.wire.test_segments import (
+    descriptors,
+    in_a_finalizer_of_the_leaders,
+    in_child,
+    mappings,
+    nothing_is_left,
+    pattern,
+)
 from tests.wire.test_zeromq import receive
 
 pytestmark = pytest.mark.skipif(
@@ -518,3 +526,45 @@ def test_broadcasts_from_several_threads_do_not_mix(cast: Cast) -> None:
         leader.join(30)
     gc.collect()
     assert cast.held() == 0
+
+
+def test_who_sends_does_not_wait_for_who_looks_after_segments(cast: Cast, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who does may be in a finalizer of the user's, which waits for what who sends has."""
+    cast.get_going()
+    content = pattern(1)
+    frames: list[Any] = [b"head", memoryview(content)]
+    run = in_a_finalizer_of_the_leaders(monkeypatch, Commons, "_settle")
+
+    def send() -> None:
+        for number in (1, 2, 3):
+            cast.here.send(number, frames)
+
+    def share_and_send() -> None:
+        with cast.here.sharing([1, 2, 3], frames):
+            send()
+
+    for before, during in ((contextlib.nullcontext(), share_and_send), (cast.here.sharing([1, 2, 3], frames), send)):
+        with before:
+            run(lambda: cast.commons.trim(0.0), during)
+        for transport in cast.there:
+            ((_, frame),) = receive(transport, 1, cast.here)
+            assert bytes(frame) == content
+            assert shared(frame) == (during is send)
+            del frame
+
+
+def test_a_finalizer_that_broadcasts_in_the_midst_of_a_broadcast_sends_copies(
+    cast: Cast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cast.get_going()
+    plain = Commons._settle
+
+    def settle(own: Commons) -> Any:
+        monkeypatch.undo()
+        assert [bytes(frame) for (frame,) in cast.send(pattern(2))] == [pattern(2)] * 3
+        return plain(own)
+
+    monkeypatch.setattr(Commons, "_settle", settle)
+    got = cast.send(pattern(1))
+    assert [bytes(frame) for (frame,) in got] == [pattern(1)] * 3
+    assert all(shared(frame) for (frame,) in got)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import random
@@ -13,11 +14,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from actorrpc.wire import direct
+from actorrpc.wire import direct, segments
+from actorrpc.wire.outgoing import Outgoing
 from actorrpc.wire.transport import AT_ONCE, COPIED_BELOW, LATER
 from actorrpc.wire.zeromq import ZmqTransport
 from tests.wire.test_zeromq import receive
@@ -198,6 +201,53 @@ def test_threads_that_send_and_flush_at_once_lose_nothing(pair: tuple[ZmqTranspo
         for thread in threads:
             thread.join(20)
     assert [int(bytes(frames[0])) for frames in got] == list(range(3000))
+
+
+def test_an_order_does_not_keep_back_what_another_thread_sends_just_then(
+    pair: tuple[ZmqTransport, ZmqTransport], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = pair
+    way: Any = here._ways[1]
+    plain, sent = Outgoing._gather, threading.Event()
+
+    def send() -> None:
+        here.send(1, [b"m"])
+        sent.set()
+
+    def gather(way: Outgoing) -> None:
+        if not sent.is_set() and threading.current_thread() is threading.main_thread():
+            other = threading.Thread(target=send)  # finds the lock taken
+            other.start()
+            other.join(20)
+        plain(way)
+
+    monkeypatch.setattr(Outgoing, "_gather", gather)
+    way.order(segments.order(segments.DROP, 77))
+    if not sent.is_set():
+        send()
+    assert receive(there, 1) == [[b"m"]]
+
+
+def test_a_backlog_that_could_not_be_waited_for_is_waited_for_with_the_next_message(
+    pair: tuple[ZmqTransport, ZmqTransport], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = pair
+    ways: Any = here._direct
+    plain, refusals = ways._epoll, [OSError(errno.ENOSPC, "the limit of user watches was reached")]
+
+    def register(*what: int) -> None:
+        if refusals:
+            raise refusals.pop()
+        plain.register(*what)
+
+    monkeypatch.setattr(ways, "_epoll", SimpleNamespace(register=register, unregister=plain.unregister))
+    large = os.urandom(5_000_000)
+    with pytest.raises(OSError, match="watches"):
+        here.send(1, [b"first", large])
+    here.send(1, [b"second"])
+    first, second = receive(there, 2, here)
+    assert bytes(first[1]) == large
+    assert second == [b"second"]
 
 
 def test_what_is_sent_before_hanging_up_arrives(pair: tuple[ZmqTransport, ZmqTransport]) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import struct
+import time
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actorrpc.wire import dealer, pieces
+from actorrpc.wire import dealer, pieces, zeromq
 from actorrpc.wire.zeromq import ZmqTransport
 
 
@@ -122,3 +123,49 @@ def test_pieces_of_several_senders_come_in_any_order_and_one_that_breaks_off_hol
     finally:
         for transport in (there, *senders):
             transport.close()
+
+
+def test_what_has_come_of_a_message_that_broke_off_is_dropped_though_nothing_else_comes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    here, there = ZmqTransport(directly=False), ZmqTransport(directly=False, silence=0.01)
+    try:
+        here.dial(1, there.endpoints)
+        for part in pieces.cut([b"a\1", bytes(95)], 10)[:5]:
+            here.send(1, [part])
+        end = time.monotonic() + 20
+        while not any(joining._at for joining in there._joining.values()):
+            assert time.monotonic() < end
+            assert there.receive(0.01) is None
+        monkeypatch.setattr(zeromq, "_PIECE_SECONDS", 0.05)
+        while there._joining:
+            assert time.monotonic() < end
+            assert there.receive(5.0) is None  # it wakes up by itself
+    finally:
+        here.close()
+        there.close()
+
+
+def test_pieces_that_lie_there_as_a_process_wakes_are_joined() -> None:
+    here, there = ZmqTransport(directly=False), ZmqTransport(directly=False)
+    try:
+        here.dial(1, there.endpoints)
+        parts, end, got = pieces.cut([b"a\1", bytes(95)], 10), time.monotonic() + 20, None
+        for part in parts[:5]:
+            here.send(1, [part])
+        while not any(joining._at for joining in there._joining.values()):
+            assert time.monotonic() < end
+            assert there.receive(0.01) is None
+        for part in parts[5:]:
+            here.send(1, [part])
+        assert there._inbox.poll(20_000)
+        there._more = True  # the descriptor has told this test (ZQ8)
+        for joining in there._joining.values():
+            joining.since -= 1000.0  # for so long it has stood still
+        while got is None:
+            assert time.monotonic() < end
+            got = there.receive(0.01)
+        assert [len(frame) for frame in got] == [2, 95]
+    finally:
+        here.close()
+        there.close()

@@ -10,6 +10,7 @@ import random
 import select
 import struct
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -478,3 +479,102 @@ def test_forks_and_finalizers_at_the_same_time_lose_no_segment(pair: Pair) -> No
         assert lent() == 0
         assert bytes(exchange(pair, pattern(i))[0]) == pattern(i)
     assert descriptors() <= 4
+
+
+# -- locks, whose holders may be in a finalizer of the user's, which sends
+
+
+def in_a_finalizer_of_the_leaders(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> Callable[..., None]:
+    """Has the leader be in a finalizer, which sends to a peer, as it calls a method under a lock.
+
+    Returns what runs a function of the leader's; and, meanwhile, a sender's, which has that peer's lock.
+    """
+    plain, peer, entered, sent = getattr(owner, name), threading.Lock(), threading.Event(), threading.Event()
+
+    def method(*args: Any) -> Any:
+        if threading.current_thread().name == "leader":
+            entered.set()
+            assert peer.acquire(timeout=20)
+            peer.release()
+        return plain(*args)
+
+    def run(lead: Callable[[], object], send: Callable[[], object]) -> None:
+        def sender() -> None:
+            with peer:
+                leader.start()
+                assert entered.wait(20)
+                send()
+                sent.set()
+
+        leader, thread = threading.Thread(target=lead, name="leader"), threading.Thread(target=sender)
+        thread.start()
+        done = sent.wait(10)
+        thread.join(20)
+        leader.join(20)
+        assert done, "who sends waits for the leader, and the leader for who sends"
+
+    monkeypatch.setattr(owner, name, method)
+    return run
+
+
+def test_who_sends_does_not_wait_for_who_looks_after_segments(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    here, there = pair
+    get_going(pair)
+    way: Any = here._ways[1]
+    run = in_a_finalizer_of_the_leaders(monkeypatch, segments.Stock, "_hear")
+    run(way.hear, lambda: here.send(1, [b"head", pattern(1)]))
+    (got,) = receive(there, 1, here)
+    assert bytes(got[1]) == pattern(1)
+    del got
+    get_going(pair)
+
+
+def test_a_finalizer_that_sends_as_segments_are_given_up_finds_none(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = pair
+    get_going(pair)
+    way: Any = here._ways[1]
+    plain = segments.Stock._give_up
+
+    def give_up(stock: segments.Stock, unused: Any) -> bytes:
+        monkeypatch.undo()
+        assert len(unused) == 1
+        here.send(1, [b"head", pattern(1)])
+        return plain(stock, unused)
+
+    monkeypatch.setattr(segments.Stock, "_give_up", give_up)
+    monkeypatch.setattr(segments, "IDLE_SECONDS", 0.0)
+    way.tidy(time.monotonic() + 1)
+    (got,) = receive(there, 1, here)
+    assert bytes(got[1]) == pattern(1)
+    assert way._stock.empty
+
+
+def test_a_way_that_is_closed_as_segments_are_looked_after_leaves_nothing(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, _ = pair
+    get_going(pair)
+    way: Any = here._ways[1]
+    plain, stock = segments.Stock._hear, way._stock
+    stock._wanted[99] = LARGE
+
+    def hear(own: segments.Stock) -> None:
+        plain(own)
+        monkeypatch.undo()
+        closing = threading.Thread(target=here.hang_up, args=(1,))
+        closing.start()
+        closing.join(20)
+
+    monkeypatch.setattr(segments, "_CLOSING_SECONDS", 0.01)
+    monkeypatch.setattr(segments.Stock, "_hear", hear)
+    assert way.tidy(time.monotonic())  # else it would be looked after for ever
+    assert stock.empty
+
+
+def test_who_wants_memory_while_somebody_is_at_it_does_without() -> None:
+    room = shelf.Room(LARGE)
+    with room._lock, pytest.raises(BlockingIOError):  # as in a finalizer, on the same thread
+        room.make(LARGE)
+    room.give_back(room.make(LARGE))

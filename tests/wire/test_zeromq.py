@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ast
 import gc
+import itertools
 import os
 import socket
+import sys
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,8 +21,9 @@ import zmq
 
 from actorrpc.errors import RendezvousError
 from actorrpc.services import address
-from actorrpc.wire import dealer, folders, zeromq
-from actorrpc.wire.transport import COPIED_BELOW
+from actorrpc.wire import dealer, folders, lookout, zeromq
+from actorrpc.wire.transport import AT_ONCE, COPIED_BELOW, LATER, taken_out
+from actorrpc.wire.waking import Waker
 from actorrpc.wire.zeromq import ZmqTransport
 from tests.worlds import raised_within
 
@@ -135,6 +139,133 @@ def test_many_threads_and_finalizers_may_send_through_one_socket(way: str, made:
         mine = [int.from_bytes(f[1], "little") for f in got if len(f) == 2 and f[0] == bytes([number])]
         assert mine == list(range(500))
     assert sum(frames == [b"last"] for frames in got) == 300
+
+
+@pytest.mark.parametrize("way", ["ipc", "tcp"])
+def test_who_sends_does_not_wait_for_who_flushes_and_is_not_overtaken(way: str, made: list[ZmqTransport]) -> None:
+    """Who flushes may be in a finalizer that waits for what who sends has: its peer's lock."""
+    here, there = WAYS[way](), WAYS[way]()
+    made += [here, there]
+    here.dial(1, there.endpoints)
+    on_its_way: Any = here._ways[1]
+    peer, entered, sent = threading.RLock(), threading.Event(), threading.Event()
+
+    class Way(dealer.DealerWay):
+        __slots__ = ()
+
+        def _flush(self) -> None:
+            if threading.current_thread().name == "who flushes" and not entered.is_set():
+                entered.set()  # a finalizer, which sends to the same peer
+                assert peer.acquire(timeout=20)
+                peer.release()
+            dealer.DealerWay._flush(self)
+
+    on_its_way.__class__ = Way
+    large, changed = os.urandom(300_000), bytearray(b"a" * 1000)
+
+    def send() -> None:
+        with peer:
+            assert entered.wait(20)
+            here.send(1, [b"1"])
+            here.send(1, [b"2", changed], lasting=False)
+            changed[:] = b"b" * 1000
+            here.send(1, [b"3"], LATER)
+            here.send(1, [b"4", large])
+            sent.set()
+
+    here.send(1, [b"0"], LATER)
+    threads = [threading.Thread(target=send), threading.Thread(target=here.flush, name="who flushes")]
+    for thread in threads:
+        thread.start()
+    assert sent.wait(10), "who sends waits for who flushes"
+    for thread in threads:
+        thread.join(20)
+    here.send(1, [b"5"])
+    got = receive(there, 6)
+    assert [bytes(frames[0]) for frames in got] == [b"0", b"1", b"2", b"3", b"4", b"5"]
+    assert (bytes(got[2][1]), bytes(got[4][1])) == (b"a" * 1000, large)
+
+
+@pytest.mark.parametrize("way", ["ipc", "tcp"])
+def test_threads_that_send_and_flush_at_once_lose_nothing(way: str, made: list[ZmqTransport]) -> None:
+    here, there = WAYS[way](), WAYS[way]()
+    made += [here, there]
+    here.dial(1, there.endpoints)
+    door, over, count = threading.Lock(), threading.Event(), itertools.count()
+    interval = sys.getswitchinterval()
+
+    def flush() -> None:
+        while not over.is_set():
+            here.flush()
+
+    def send() -> None:
+        for _ in range(1000):
+            with door:
+                number = next(count)
+                here.send(1, [b"%d" % number], (AT_ONCE, LATER)[number % 3 == 0])
+
+    threads = [threading.Thread(target=run) for run in (flush, send, send)]
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        got = receive(there, 2000, here)
+    finally:
+        over.set()
+        sys.setswitchinterval(interval)
+        for thread in threads:
+            thread.join(20)
+    assert [int(bytes(frames[0])) for frames in got] == list(range(2000))
+
+
+@pytest.mark.parametrize("where", ["before", "within"])
+def test_a_finalizer_may_dial_as_the_first_way_is_dialled(
+    where: str, made: list[ZmqTransport], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = WAYS["tcp"](), WAYS["tcp"]()
+    made += [here, there]
+    poller: Any = here._lookout._poller
+
+    class Interrupted(Waker):
+        def __init__(self) -> None:
+            super().__init__()
+            finalize()
+
+    class Poller(zmq.Poller):
+        def register(self, *what: Any) -> None:
+            if where == "within":
+                finalize()
+            zmq.Poller.register(self, *what)
+
+    def finalize() -> None:
+        monkeypatch.undo()
+        poller.__class__ = zmq.Poller
+        here.dial(2, there.endpoints)
+        here.send(2, [b"2"])
+
+    def dial() -> None:
+        here.dial(1, there.endpoints)
+        here.send(1, [b"1"])
+
+    if where == "before":
+        monkeypatch.setattr(lookout, "Waker", Interrupted)
+    poller.__class__ = Poller
+    thread = threading.Thread(target=dial, daemon=True)
+    thread.start()
+    thread.join(10)
+    if thread.is_alive():
+        made.remove(here)
+    assert not thread.is_alive(), "a thread waits for itself"
+    assert sorted(receive(there, 2)) == [[b"1"], [b"2"]]
+
+
+def test_what_came_late_is_moved_though_a_finalizer_sends_in_the_midst_of_it() -> None:
+    late, held = deque(range(5)), [-1]
+    moving = taken_out(late)
+    held.append(late.popleft())  # the finalizer's
+    with pytest.raises(IndexError):
+        held.extend(moving)
+    assert (held, len(late)) == ([-1, 0, 1, 2, 3, 4], 0)
 
 
 @pytest.mark.parametrize("way", WAYS)
