@@ -317,7 +317,7 @@ def test_a_finalizer_may_use_a_reference_that_failed_as_another_failure_is_read(
                     ref.tell().get()
             return plain(call)
 
-        monkeypatch.setattr(worker, "result", result)
+        monkeypatch.setattr(worker.answers, "read", result)
         with pytest.raises(ValueError, match="none made"):
             refs[0].tell().get()
 
