@@ -7,6 +7,7 @@ counts its exchanges with the same members, so that those that follow each other
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import logging
 import threading
@@ -14,7 +15,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from actorrpc import rpc
-from actorrpc.errors import RPCTimeoutError
+from actorrpc.errors import ActorRPCError, RPCTimeoutError
 from actorrpc.options import UNSET_RPC_TIMEOUT
 from actorrpc.rpc import get_rpc_timeout, get_worker_info, rpc_async, rpc_sync
 from actorrpc.runtime.peers import Standing
@@ -39,7 +40,9 @@ class _Exchange:
 
     def __init__(self) -> None:
         self.given: dict[str, Any] = {}
-        self.whole = threading.Event()
+        self.failure: ActorRPCError | None = None
+        """Why it will not be whole, where another member has said so."""
+        self.over = threading.Event()
 
 
 class _Exchanges:
@@ -48,7 +51,20 @@ class _Exchanges:
     def __init__(self) -> None:
         self.door = threading.Lock()
         self.numbers: collections.Counter[tuple[int, ...]] = collections.Counter()
-        self.open: dict[Key, _Exchange] = collections.defaultdict(_Exchange)
+        self.open: dict[Key, _Exchange] = {}
+
+    def begin(self, names: tuple[str, ...], ids: tuple[int, ...]) -> tuple[Key, _Exchange]:
+        """Takes part in the next exchange of these members."""
+        with self.door:
+            key = names, self.numbers[ids], ids
+            self.numbers[ids] += 1
+            return key, self.open.setdefault(key, _Exchange())
+
+    def find(self, key: Key) -> _Exchange | None:
+        """Returns an exchange, which need not have begun here yet; None where it is over. Under the door."""
+        if key not in self.open and key[1] < self.numbers[key[2]]:
+            return None
+        return self.open.setdefault(key, _Exchange())
 
 
 _door = threading.Lock()
@@ -64,21 +80,35 @@ def _give(key: Key, name: str, value: Any) -> None:
     """At the leader: takes what a member gives."""
     exchanges = _exchanges(current())
     with exchanges.door:
-        exchange = exchanges.open[key]
+        exchange = exchanges.find(key)
+        if exchange is None:
+            raise ActorRPCError(f"exchange {key[1]} of {', '.join(key[0])} is over, and {name!r} came too late")
         if name in exchange.given:
             raise RuntimeError(f"{name!r} took part twice in exchange {key[1]} of {', '.join(key[0])}")
         exchange.given[name] = value
         if len(exchange.given) == len(key[0]):
-            exchange.whole.set()
+            exchange.over.set()
 
 
 def _take(key: Key, given: dict[str, Any]) -> None:
     """At the others: takes the whole."""
     exchanges = _exchanges(current())
     with exchanges.door:
-        exchange = exchanges.open[key]
-    exchange.given = given
-    exchange.whole.set()
+        exchange = exchanges.find(key)
+        if exchange is None:
+            raise ActorRPCError(f"exchange {key[1]} of {', '.join(key[0])} is over on {get_worker_info().name!r}")
+        exchange.given = given
+        exchange.over.set()
+
+
+def _fail(key: Key, why: str, timed_out: bool) -> None:
+    """At the leader: a member could not give. At the others: the leader has not got all. Either way, who waits ends."""
+    exchanges = _exchanges(current())
+    with exchanges.door:
+        exchange = exchanges.find(key)
+        if exchange is not None and not exchange.over.is_set():
+            exchange.failure = RPCTimeoutError(why) if timed_out else ActorRPCError(why)
+            exchange.over.set()
 
 
 def _all_gather(
@@ -96,31 +126,35 @@ def _all_gather(
     Returns what each has given, by the workers' names.
 
     Raises:
-        RPCTimeoutError: a call or the others took too long; at the leader, it says for whom.
+        RPCTimeoutError: a call or the others took too long, here or at another member; it says for whom.
         WorkerLostError: one of the others was lost.
+        ActorRPCError: another member could not give, or send, what was to be exchanged.
         NotAMemberError: this process is in no world, or a name is not known.
     """
     session, own = current(), get_worker_info().name
     names = tuple(sorted(set(worker_names or (record.name for record in present(session.worker)))))
     ids = tuple(session.worker.names.get(name, -1) for name in names)
     exchanges, seconds = _exchanges(session), get_rpc_timeout() if timeout < 0 else timeout
-    with exchanges.door:
-        key = names, exchanges.numbers[ids], ids
-        exchanges.numbers[ids] += 1
+    key, exchange = exchanges.begin(names, ids)
     try:
         if own == names[0]:
             _give(key, own, obj)
-            _wait(session, key, names, timeout)
-            given = exchanges.open[key].given
-            _send_whole(key, given, names[1:], seconds)
+            _wait(session, exchange, names, timeout)
+            _send_whole(key, exchange.given, names[1:], seconds)
         else:
             rpc_sync(names[0], _give, args=(key, own, obj), timeout=seconds)
-            _wait(session, key, names[:1], timeout)
-            given = exchanges.open[key].given
+            _wait(session, exchange, names[:1], timeout)
+        return exchange.given
+    except Exception as e:
+        timed_out = isinstance(e, RPCTimeoutError)
+        how = f"timed out in _all_gather after {seconds:.2f} seconds" if timed_out else "failed in _all_gather"
+        for name in names[1:] if own == names[0] else names[:1]:
+            with contextlib.suppress(RuntimeError):  # it is gone as well
+                rpc_async(name, _fail, args=(key, f"{own} {how}: {e}", timed_out), timeout=0)
+        raise
     finally:
         with exchanges.door:
             exchanges.open.pop(key, None)
-    return given
 
 
 def _send_whole(key: Key, given: dict[str, Any], names: tuple[str, ...], seconds: float) -> None:
@@ -139,13 +173,11 @@ def _send_whole(key: Key, given: dict[str, Any], names: tuple[str, ...], seconds
         ) from first
 
 
-def _wait(session: Session, key: Key, names: tuple[str, ...], timeout: float) -> None:
+def _wait(session: Session, exchange: _Exchange, names: tuple[str, ...], timeout: float) -> None:
     """Waits for an exchange to be whole, and for no longer than those that it needs are there."""
-    exchanges, worker = _exchanges(session), session.worker
+    worker = session.worker
     end = time.monotonic() + timeout if timeout > 0 else float("inf")
-    with exchanges.door:
-        exchange = exchanges.open[key]
-    while not exchange.whole.wait(max(0.0, min(_LOOK_SECONDS, end - time.monotonic()))):
+    while not exchange.over.wait(max(0.0, min(_LOOK_SECONDS, end - time.monotonic()))):
         missing = [name for name in names if name not in exchange.given]
         if time.monotonic() >= end:
             raise RPCTimeoutError(
@@ -156,6 +188,8 @@ def _wait(session: Session, key: Key, names: tuple[str, ...], timeout: float) ->
             if peer is None or peer.standing is not Standing.MEMBER:
                 why = "it was to take part in _all_gather"
                 raise worker.members.lost_error(peer, why) if peer is not None else RuntimeError(f"{name!r}: {why}")
+    if exchange.failure is not None:
+        raise exchange.failure
 
 
 def _barrier(worker_names: Iterable[str]) -> None:
