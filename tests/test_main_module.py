@@ -312,7 +312,7 @@ def program(rank, path, shared):
     else:
         raise AssertionError("no error")
     rpc.shutdown()
-    print("fine", rank, flush=True)
+    print(f"fine {rank}\\n", end="", flush=True)  # in one piece: under torchrun both write to one pipe
 
 if __name__ == "__main__":
     import sys

@@ -102,7 +102,7 @@ def test_workers_are_sorted_as_asked(sort: str) -> None:
 def test_the_page_on_watching_has_every_column_and_figure_and_metric() -> None:
     page = (Path(__file__).parent.parent / "docs" / "watching.md").read_text()
     columns = {column.title for column in watching._COLUMNS} - {"worker", "host", "pid", "up"}
-    table = page[page.index("| column |") : page.index("Below are")]
+    table = page[page.index("| column |") : page.index("Below the workers are")]
     assert all(re.search(rf"^\| .*{title}", table, re.MULTILINE) for title in columns)
     told = set(crowd(1).as_json("x")["workers"][0]) - {"seconds"}
     assert [name for name in told if f"`{name}`" not in page] == []

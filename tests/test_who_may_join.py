@@ -20,7 +20,7 @@ import torch.distributed.rpc
 import actorrpc as rpc
 from actorrpc import session
 from actorrpc.process import foreign
-from actorrpc.runtime import worker
+from actorrpc.runtime import router
 from actorrpc.services import roster
 from actorrpc.services.devices import Placement
 from actorrpc.wire import envelope
@@ -212,7 +212,7 @@ def test_who_comes_to_a_world_that_is_complete_is_refused_alone(processes: World
 def other_protocol(version: int) -> dict[Any, Any]:
     """What makes a process speak another version of the protocol."""
     mark = b"a" + bytes([version])
-    return {(envelope, "PROTOCOL"): version, (envelope, "MARK"): mark, (worker, "MARK"): mark}
+    return {(envelope, "PROTOCOL"): version, (envelope, "MARK"): mark, (router, "MARK"): mark}
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -17,7 +17,7 @@ in the message then has the name of a device, where the reader's `Landing` puts 
 Negative and conjugate bits are kept. Non-leaf tensors arrive as leaves with their `requires_grad`; where the writer has
 a trace, it and the reader's are told of them instead (see `codec.dumps`). Hooks on tensors do not travel. A tensor with
 Python attributes, a quantized or meta one, and a subclass take torch's own `__reduce_ex__`, whose storages come back
-here.
+here; but where all that a subclass adds is its type and attributes, its plain tensor is written as others are.
 """
 
 from __future__ import annotations
@@ -40,6 +40,9 @@ _DTYPES: Final = {name: dtype for name, dtype in vars(torch).items() if isinstan
 _NAMES: Final = {dtype: str(dtype).removeprefix("torch.") for dtype in _DTYPES.values()}
 _LAYOUTS: Final = {str(layout): layout for layout in vars(torch).values() if isinstance(layout, torch.layout)}
 
+_OF_TYPE: Final = torch._tensor._rebuild_from_type_v2
+_PLAINLY: Final = torch._utils._rebuild_tensor_v2
+"""What torch makes subclasses anew with, and what plain tensors."""
 _TORCHS_OWN: Final = (torch.Tensor.__reduce_ex__, torch.nn.Parameter.__reduce_ex__)
 
 # ctypes.memmove gives up the GIL, and getting it back can take a switch interval (5 ms) in a busy process.
@@ -123,11 +126,20 @@ def reduce_parameter(parameter: torch.nn.Parameter) -> Reduced:
 def reduce_subclass(tensor: torch.Tensor) -> Reduced:
     """The reducer of subclasses that have none of their own: torch's, but recorded as others are."""
     reduced = _torch_reduced(tensor)
+    if not tensor.requires_grad and reduced[0] is _OF_TYPE and reduced[1][0] is _PLAINLY:
+        with torch._C.DisableTorchFunctionSubclass():
+            plain = tensor.as_subclass(torch.Tensor)
+        _, cls, _, state = reduced[1]
+        return _OF_TYPE, (_itself, cls, (plain,), state)
     trace = now.writing.trace if now.writing is not None else None
     if trace is None or not tensor.requires_grad or type(tensor).__reduce_ex__ not in _TORCHS_OWN:
         return reduced
     make, arguments = reduced[:2]  # there is no more in what torch gives
     return _make_recorded, (trace.add(tensor), _make_leaf, (make, *arguments))
+
+
+def _itself(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
 
 
 def _torch_reduced(tensor: Any) -> Reduced:

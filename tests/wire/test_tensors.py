@@ -370,6 +370,18 @@ def test_subclasses_keep_their_type_attributes_and_aliases(roundtrip: Roundtrip)
         assert isinstance(roundtrip(Scaled(torch.zeros(n))), nn.Parameter)  # torch forgets which one
 
 
+def test_a_view_of_a_subclass_does_not_take_all_of_it_along(roundtrip: Roundtrip) -> None:
+    row: Any = torch.arange(200_000.0).as_subclass(Tagged)[7:9]
+    row.tag = "x"
+    back = roundtrip(row)
+    assert (type(back), back.tag, back.tolist()) == (Tagged, "x", [7, 8])
+    assert back.untyped_storage().nbytes() < 1000
+    assert not back.requires_grad
+    leaf: Any = torch.ones(3).as_subclass(Tagged).requires_grad_()
+    leaf.tag = "y"
+    assert (roundtrip(leaf).requires_grad, roundtrip(leaf).tag) == (True, "y")
+
+
 def test_a_tensor_with_attributes_keeps_them(roundtrip: Roundtrip) -> None:
     tensor = torch.zeros(3)
     tensor.note = "hello"  # type: ignore[attr-defined]
