@@ -11,6 +11,7 @@ Seen with torch 2.13, and the reason for the shape of this file:
   without a size (-1), never.
 - A server asks the resolver for the name of each who connects, one after the other, with 5 s for a lost answer. It
   listens by IPv6, where nobody knows ``::ffff:127.0.0.1``; so on loopback it is given a socket of IPv4 (``_listener``).
+  A client asks for such a name as well; see ``resolver``.
 - ``wait_for_workers`` counts in the store, where a process group on the same port counts too. So it is off.
 
 Everything here may block, and runs in an attempt that can be given up.
@@ -32,6 +33,7 @@ from urllib.request import url2pathname
 from torch.distributed import FileStore, Store, TCPStore  # type: ignore[attr-defined]  # not in its stubs' exports
 
 from actorrpc.errors import RendezvousError
+from actorrpc.services.resolver import asking_once
 
 PAUSE = 0.05  # seconds between two looks
 
@@ -82,7 +84,8 @@ class TcpPlace:
                 problem = problem or exc
                 continue
             # By number: by name torch tries addresses that nobody listens at, and says so on stderr.
-            return TCPStore(str(where[0]), self._port, None, False, timedelta(seconds=2), wait_for_workers=False)
+            with asking_once():
+                return TCPStore(str(where[0]), self._port, None, False, timedelta(seconds=2), wait_for_workers=False)
         raise problem or OSError(f"{self._name} has no address")
 
     def _serve(self, deadline: float) -> TCPStore:
@@ -100,17 +103,19 @@ class TcpPlace:
                 )
             time.sleep(PAUSE)
         # The server listens on all interfaces; its own client uses the loopback, which always works.
-        return TCPStore(
-            "127.0.0.1",
-            self._port,
-            None,
-            True,
-            timedelta(seconds=5),
-            wait_for_workers=False,
-            multi_tenant=True,
-            use_libuv=self._use_libuv,
-            master_listen_fd=None if is_ours else _listener(self._name, self._port),
-        )
+        listener = None if is_ours else _listener(self._name, self._port)
+        with asking_once():
+            return TCPStore(
+                "127.0.0.1",
+                self._port,
+                None,
+                True,
+                timedelta(seconds=5),
+                wait_for_workers=False,
+                multi_tenant=True,
+                use_libuv=self._use_libuv,
+                master_listen_fd=listener,
+            )
 
 
 class FilePlace:
