@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import errno
-import itertools
 import os
 import random
 import select
 import socket
 import struct
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,9 +19,9 @@ import pytest
 
 from actorrpc.wire import direct, segments
 from actorrpc.wire.outgoing import Outgoing
-from actorrpc.wire.transport import AT_ONCE, COPIED_BELOW, LATER
+from actorrpc.wire.transport import COPIED_BELOW, LATER
 from actorrpc.wire.zeromq import ZmqTransport
-from tests.wire.test_zeromq import receive
+from tests.wire.test_zeromq import receive, send_and_flush_at_once
 
 pytestmark = pytest.mark.skipif(not direct.AVAILABLE, reason="this system has no direct way")
 
@@ -174,33 +172,7 @@ def test_who_sends_does_not_wait_for_who_flushes_and_is_not_overtaken(pair: tupl
 
 
 def test_threads_that_send_and_flush_at_once_lose_nothing(pair: tuple[ZmqTransport, ZmqTransport]) -> None:
-    here, there = pair
-    door, over = threading.Lock(), threading.Event()
-    count = itertools.count()
-    interval = sys.getswitchinterval()
-
-    def flush() -> None:
-        while not over.is_set():
-            here.flush()
-
-    def send() -> None:
-        for _ in range(1500):
-            with door:
-                number = next(count)
-                here.send(1, [b"%d" % number], (AT_ONCE, LATER)[number % 3 == 0])
-
-    threads = [threading.Thread(target=run) for run in (flush, send, send)]
-    sys.setswitchinterval(1e-6)
-    try:
-        for thread in threads:
-            thread.start()
-        got = receive(there, 3000, here)
-    finally:
-        over.set()
-        sys.setswitchinterval(interval)
-        for thread in threads:
-            thread.join(20)
-    assert [int(bytes(frames[0])) for frames in got] == list(range(3000))
+    send_and_flush_at_once(*pair, 1500)
 
 
 def test_an_order_does_not_keep_back_what_another_thread_sends_just_then(

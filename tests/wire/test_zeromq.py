@@ -186,11 +186,8 @@ def test_who_sends_does_not_wait_for_who_flushes_and_is_not_overtaken(way: str, 
     assert (bytes(got[2][1]), bytes(got[4][1])) == (b"a" * 1000, large)
 
 
-@pytest.mark.parametrize("way", ["ipc", "tcp"])
-def test_threads_that_send_and_flush_at_once_lose_nothing(way: str, made: list[ZmqTransport]) -> None:
-    here, there = WAYS[way](), WAYS[way]()
-    made += [here, there]
-    here.dial(1, there.endpoints)
+def send_and_flush_at_once(here: ZmqTransport, there: ZmqTransport, each: int) -> None:
+    """Has two threads send so many messages each to a peer, and a third flush; all arrive, in order."""
     door, over, count = threading.Lock(), threading.Event(), itertools.count()
     interval = sys.getswitchinterval()
 
@@ -199,7 +196,7 @@ def test_threads_that_send_and_flush_at_once_lose_nothing(way: str, made: list[Z
             here.flush()
 
     def send() -> None:
-        for _ in range(1000):
+        for _ in range(each):
             with door:
                 number = next(count)
                 here.send(1, [b"%d" % number], (AT_ONCE, LATER)[number % 3 == 0])
@@ -209,13 +206,21 @@ def test_threads_that_send_and_flush_at_once_lose_nothing(way: str, made: list[Z
     try:
         for thread in threads:
             thread.start()
-        got = receive(there, 2000, here)
+        got = receive(there, 2 * each, here)
     finally:
         over.set()
         sys.setswitchinterval(interval)
         for thread in threads:
             thread.join(20)
-    assert [int(bytes(frames[0])) for frames in got] == list(range(2000))
+    assert [int(bytes(frames[0])) for frames in got] == list(range(2 * each))
+
+
+@pytest.mark.parametrize("way", ["ipc", "tcp"])
+def test_threads_that_send_and_flush_at_once_lose_nothing(way: str, made: list[ZmqTransport]) -> None:
+    here, there = WAYS[way](), WAYS[way]()
+    made += [here, there]
+    here.dial(1, there.endpoints)
+    send_and_flush_at_once(here, there, 1000)
 
 
 @pytest.mark.parametrize("where", ["before", "within"])
