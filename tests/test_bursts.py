@@ -1,4 +1,4 @@
-"""Calls that leave together (TR9), the answers that are taken in together, and a leader that stays awake (DW4)."""
+"""Calls that leave together (TR9), the answers that are taken in together."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import actorrpc as rpc
 from actorrpc.errors import CancelledError
 from actorrpc.runtime.calls import BURST
 from actorrpc.session import current
-from actorrpc.wire import direct, zeromq
+from actorrpc.wire import direct
 from actorrpc.wire.transport import AT_ONCE, LATER, SOON
 from actorrpc.wire.zeromq import ZmqTransport
 from tests.worlds import inside, until
@@ -218,24 +218,3 @@ def test_a_leader_sends_held_answers_before_it_sleeps_and_leaves_held_calls_to_o
     held.append(here.holding)
     assert held == [True, False]
     assert [there.receive(20), there.receive(20)] == [[b"a call"], [b"an answer"]]
-
-
-@needs_direct
-def test_a_leader_that_stayed_awake_in_vain_sleeps_at_once_more_and_more_often(
-    two: tuple[ZmqTransport, ZmqTransport], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(zeromq, "_CORES", 2)
-    here, there = two
-    sleeps = []
-    for _ in range(40):
-        there.receive(0.001)
-        sleeps.append(there._sleeps)
-    assert sleeps[:4] == [1, 0, 3, 2]
-    assert max(sleeps) == 31
-    there._sleeps = 0
-    here.send(1, [b"a message"])
-    until(lambda: there.receive(0.001) == [b"a message"])
-    here.send(1, [b"another"])
-    there._sleeps = 0
-    assert there.receive(20) == [b"another"]
-    assert there._in_vain == 0

@@ -36,6 +36,7 @@ from actorrpc.wire.folders import HeldFolder
 from actorrpc.wire.lookout import Lookout, beat
 from actorrpc.wire.outgoing import Outgoing
 from actorrpc.wire.transport import AT_ONCE, SOON
+from actorrpc.wire.vigil import Vigil
 from actorrpc.wire.waking import Waker
 
 if TYPE_CHECKING:
@@ -49,9 +50,6 @@ log = logging.getLogger("actorrpc")
 _IPC_PATH_LIMIT = 100
 _LONGEST_POLL = 3600.0
 _PIECE_SECONDS = 60.0
-_WAKEFUL_SECONDS = 3e-4
-_MOST_IN_VAIN = 4
-_CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
 
 
 class ZmqTransport:
@@ -101,8 +99,7 @@ class ZmqTransport:
         self.holding = self._soon = self.crowded = False
         self.emptied = 0
         self._woken = False
-        self._sleeps = self._in_vain = 0
-        """How many more waits go to sleep at once, and for how many the leader has stayed awake in vain (RULE DW4)."""
+        self._vigil = Vigil()
         self._closed = False
         self._waker: Waker | None = None
         self.silence = silence
@@ -244,21 +241,7 @@ class ZmqTransport:
             return self._poller.poll(None if timeout is None else max(0, int(timeout * 1000 + 0.999)))
         if timeout == 0 or self._direct is None:
             return self._epoll.poll(timeout)
-        if self._sleeps:
-            self._sleeps -= 1
-        elif _CORES > 1:  # RULE DW4
-            poll, now = self._epoll.poll, time.monotonic
-            end = now() + (_WAKEFUL_SECONDS if timeout is None else min(timeout, _WAKEFUL_SECONDS))
-            while True:
-                found = poll(0)
-                if found:
-                    self._in_vain = 0
-                    return found
-                if now() >= end:
-                    break
-            self._sleeps = (2 << self._in_vain) - 1
-            self._in_vain = min(self._in_vain + 1, _MOST_IN_VAIN)
-        return self._epoll.poll(timeout)
+        return self._vigil.keep(self._epoll.poll, timeout) or self._epoll.poll(timeout)
 
     def receive(self, timeout: float | None) -> list[Frame] | None:
         unpacked = self._unpacked

@@ -1,0 +1,199 @@
+"""A leader that stays awake for a while before it sleeps (RULE DW4)."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+
+from actorrpc.wire import direct, vigil
+from actorrpc.wire.vigil import Vigil
+from actorrpc.wire.zeromq import ZmqTransport
+from tests.worlds import until
+
+MICROSECOND = 1e-6
+FOUND = [(3, 1)]
+
+
+class Machine:
+    """Stands in for the clocks and the scheduler.
+
+    Attributes:
+        now: the time.
+        others: the part of it that other threads of the process compute.
+        taken: how long somebody else has the core when it is offered.
+        offered: how often it was.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.others, self.taken, self.offered = 1000.0, 0.0, 0.0, 0
+        self._computed = 0.0
+        clocks = SimpleNamespace(
+            monotonic=lambda: self.now, process_time=lambda: self.now + self._computed, thread_time=lambda: self.now
+        )
+        monkeypatch.setattr(vigil, "time", clocks)
+        monkeypatch.setattr(vigil, "_offer", self._offer)
+        monkeypatch.setattr(vigil, "CORES", 2)
+
+    def pass_by(self, seconds: float) -> None:
+        self.now += seconds
+        self._computed += seconds * self.others
+
+    def _offer(self) -> None:
+        self.offered += 1
+        self.pass_by(self.taken)
+
+    def wait(self, of: Vigil, after: float | None, timeout: float | None = None) -> float | None:
+        """Has something come after so many seconds (None: nothing comes). Returns how long the leader was awake; None
+        where that was in vain."""
+        begun = self.now
+
+        def poll(seconds: float) -> list[tuple[int, int]]:
+            assert seconds == 0
+            self.pass_by(MICROSECOND)
+            return FOUND if after is not None and self.now - begun >= after else []
+
+        found = of.keep(poll, timeout)
+        assert found in (FOUND, ())
+        return self.now - begun if found else None
+
+    def awake(self, of: Vigil, timeout: float | None = None) -> float:
+        """Returns how long the leader stays awake when nothing comes."""
+        begun = self.now
+        assert self.wait(of, None, timeout) is None
+        return self.now - begun
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    return Machine(monkeypatch)
+
+
+def test_what_comes_soon_is_found_awake_without_the_core_being_offered(machine: Machine) -> None:
+    of = Vigil()
+    for _ in range(100):
+        assert machine.wait(of, 200 * MICROSECOND) is not None
+    assert not machine.offered
+
+
+def test_what_comes_later_is_found_awake_where_the_process_is_idle_and_nobody_wants_the_core(machine: Machine) -> None:
+    of = Vigil()
+    for _ in range(100):
+        assert machine.wait(of, 0.004) is not None
+    assert machine.offered > 100
+
+
+def test_after_5_ms_or_at_its_end_a_wait_sleeps(machine: Machine) -> None:
+    assert machine.awake(Vigil()) == pytest.approx(0.005, rel=0.01)
+    assert machine.awake(Vigil(), 0.002) == pytest.approx(0.002, rel=0.01)
+    assert machine.awake(Vigil(), 0.0001) == pytest.approx(0.0001, rel=0.05)
+
+
+def test_where_other_threads_of_the_process_compute_it_is_300_us(machine: Machine) -> None:
+    of = Vigil()
+    machine.awake(of)
+    of = Vigil()
+    machine.others = 0.9
+    machine.awake(of)  # the first of a worker's waits knows of nothing before
+    machine.pass_by(0.01)
+    of.first.left = of.longer.left = 0
+    assert machine.awake(of) == pytest.approx(0.0003, rel=0.01)
+
+
+def test_where_somebody_wants_the_core_he_gets_it_after_300_us(machine: Machine) -> None:
+    of = Vigil()
+    machine.taken = 0.002
+    assert machine.awake(of) == pytest.approx(0.0023, rel=0.01)
+    assert machine.offered == 1
+
+
+def test_the_longer_time_is_left_the_more_often_the_more_often_it_was_in_vain(machine: Machine) -> None:
+    """What comes within 300 us does not make it worth while."""
+    of, offers = Vigil(), []
+    machine.taken = 0.002
+    for _ in range(200):
+        of.first.left = 0
+        before = machine.offered
+        machine.awake(of)
+        of.first.left = 0
+        machine.wait(of, 100 * MICROSECOND)
+        offers.append(machine.offered > before)
+    gaps = [len(list(group)) for offered, group in itertools.groupby(offers) if not offered]
+    assert gaps[:5] == [1, 3, 7, 15, 31]
+    assert set(gaps[5:-1]) == {31}
+    machine.taken = 0.0
+    of.longer.left = of.first.left = 0
+    assert machine.wait(of, 0.001) is not None
+    assert of.longer.in_vain == of.first.in_vain == 0
+
+
+def test_waits_sleep_at_once_the_more_often_the_more_often_being_awake_was_in_vain(machine: Machine) -> None:
+    of, lefts = Vigil(), []
+    for _ in range(100):
+        machine.awake(of)
+        lefts.append(of.first.left)
+    assert lefts[:6] == [1, 0, 3, 2, 1, 0]
+    assert max(lefts) == 31
+    of.first.left = 0
+    assert machine.wait(of, 100 * MICROSECOND) is not None
+    assert of.first.in_vain == 0
+
+
+def test_on_one_core_no_wait_stays_awake(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vigil, "CORES", 1)
+    assert machine.awake(Vigil()) == 0
+
+
+@pytest.fixture
+def two() -> Iterator[tuple[ZmqTransport, ZmqTransport]]:
+    here, there = ZmqTransport(), ZmqTransport()
+    here.dial(1, there.endpoints)
+    yield here, there
+    here.close()
+    there.close()
+
+
+@pytest.mark.skipif(not direct.AVAILABLE, reason="this system has no direct way")
+def test_a_leader_that_stayed_awake_in_vain_sleeps_and_is_woken(
+    two: tuple[ZmqTransport, ZmqTransport], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vigil, "CORES", 2)
+    here, there = two
+    for _ in range(40):
+        there.receive(0.001)
+    assert there._vigil.first.in_vain == 4
+    there._vigil.first.left = 10
+    here.send(1, [b"a message"])
+    until(lambda: there.receive(0.001) == [b"a message"])
+    here.send(1, [b"another"])
+    there._vigil.first.left = 0
+    assert there.receive(20) == [b"another"]
+    assert there._vigil.first.in_vain == 0
+
+
+def test_a_process_that_only_waits_counts_as_idle_and_one_with_a_busy_thread_does_not() -> None:
+    """With the system's own clocks."""
+    of, over = Vigil(), threading.Event()
+
+    def is_idle() -> bool:
+        time.sleep(0.05)
+        of.longer.left = 0
+        return of._may_go_on(time.monotonic())
+
+    def compute() -> None:
+        while not over.is_set():
+            sum(range(1000))
+
+    until(is_idle)
+    busy = threading.Thread(target=compute)
+    busy.start()
+    try:
+        until(lambda: not is_idle())
+    finally:
+        over.set()
+        busy.join()
+    until(is_idle)
