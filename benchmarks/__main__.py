@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from benchmarks import broadcast, calls, cartpole, memory, peers, start, tensors, train
-from benchmarks.pairs import prepare, say
+from benchmarks.pairs import is_failure, prepare, say
 from benchmarks.rows import parser_for, plan_of, report
 
 if TYPE_CHECKING:
@@ -42,6 +42,8 @@ def main(arguments: list[str] | None = None) -> int:
         try:
             found = SECTIONS[name](plan)
         except SystemExit as error:  # the others have taken minutes, and are not to be lost
+            if not is_failure(error):
+                raise
             failed.append(f"section {name} failed: {error}")
             say(failed[-1])
             continue

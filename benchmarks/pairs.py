@@ -354,6 +354,11 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+def is_failure(error: SystemExit) -> bool:
+    """Whether a world has failed, which the text says; else this process is to end (`prepare`)."""
+    return isinstance(error.code, str)
+
+
 def prepare() -> None:
     """Prepares this process, which is to measure and nothing else: its children, and its own end."""
     os.environ["OMP_NUM_THREADS"] = "1"  # the processes inherit it

@@ -11,7 +11,19 @@ import time
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from benchmarks.pairs import ENDING, OURS, PATIENCE, TORCH, Lane, Plan, free_port, join, processes_context, say
+from benchmarks.pairs import (
+    ENDING,
+    OURS,
+    PATIENCE,
+    TORCH,
+    Lane,
+    Plan,
+    free_port,
+    is_failure,
+    join,
+    processes_context,
+    say,
+)
 from benchmarks.rows import Result, Row, result_of
 from benchmarks.traffic import traffic
 
@@ -104,6 +116,8 @@ def _of_torch(lane: Lane) -> float | None:
         try:
             return seconds_to_begin(lane)
         except SystemExit as error:
+            if not is_failure(error):
+                raise
             say(str(error))
     return None
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import benchmarks.__main__
-from benchmarks import rows
+from benchmarks import rows, start
 from benchmarks.pairs import Lane, Measures, Plan, Team, compare, ratio
 from benchmarks.rows import Result, Row, complaints, result_of, results_of, table
 from benchmarks.soak import Ledger, Outcome, growth_of, slope_of
@@ -148,6 +148,41 @@ def test_a_section_that_fails_does_not_cost_the_others_their_figures(
     said = capsys.readouterr()
     assert "a row" in said.out
     assert "section fails failed: torch: a worker of 64 died" in said.err.splitlines()[-1]
+
+
+def test_whoever_ends_the_table_ends_it_and_not_a_section(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[str] = []
+
+    def ended(_: Plan) -> list[Result]:
+        measured.append("a section")
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise AssertionError("it goes on")
+
+    for name in ("OMP_NUM_THREADS", "TORCH_CPP_LOG_LEVEL"):
+        monkeypatch.setenv(name, "1")  # what sets them is not to be seen by other tests
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(benchmarks.__main__, "SECTIONS", {"first": ended, "second": ended})
+    try:
+        with pytest.raises(SystemExit) as ending:
+            benchmarks.__main__.main(["--rounds", "1"])
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert (ending.value.code, measured) == (128 + signal.SIGTERM, ["a section"])
+
+
+def test_whoever_ends_it_while_a_world_of_torchs_begins_does_not_make_it_try_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tries: list[Lane] = []
+
+    def ended(lane: Lane) -> float:
+        tries.append(lane)
+        raise SystemExit(128 + signal.SIGTERM)
+
+    monkeypatch.setattr(start, "seconds_to_begin", ended)
+    with pytest.raises(SystemExit):
+        start._of_torch(Lane("torch", clocks))
+    assert len(tries) == 1
 
 
 def _until(holds: object) -> None:
