@@ -185,6 +185,23 @@ def test_whoever_ends_it_while_a_world_of_torchs_begins_does_not_make_it_try_aga
     assert len(tries) == 1
 
 
+def test_where_torchs_large_worlds_die_they_begin_by_tcp_and_the_row_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    tries: list[tuple[str, bool]] = []
+
+    def begins(lane: Lane) -> float:
+        tries.append((lane.name, lane.tcp))
+        if lane.name == "torch" and not lane.tcp:
+            raise SystemExit("torch: a worker of 64 died")
+        return 12.0 if lane.name == "torch" else 2.0
+
+    monkeypatch.setattr(start, "seconds_to_begin", begins)
+    result = start._beginnings(start.LARGE, 64, 1, Plan(rounds=2))
+    assert (result.theirs, result.ours, result.ahead) == (12.0, 2.0, 6.0)
+    assert "2 of 2 of torch's by tcp" in table([result])
+    by_torch = [("torch", False)] * start._TRIES + [("torch", True)]
+    assert tries == [*by_torch, ("ours", False), ("ours", False), *by_torch]
+
+
 def _until(holds: object) -> None:
     assert callable(holds)
     end = time.monotonic() + 30
