@@ -13,9 +13,9 @@ Rules:
   that the other side sees the end all the same.
 - DW3: a way whose other end is gone takes everything and drops it. The kernel hears of the end by other means.
 - DW4: the leader stays awake for a moment before it sleeps, since to be woken takes longer than most answers to small
-  calls do: 300 us, and for up to 5 ms as long as no other thread of this process computes and nobody else wants the
-  core. Where nothing came meanwhile it sleeps at once the next time, and the more often that was in vain, the more
-  times (up to 31). On a single core it never stays awake.
+  calls do: 300 us, and for up to 5 ms where no other thread of this process has computed much of late and nobody else
+  wants the core. Where nothing came meanwhile it sleeps at once the next time, and the more often that was in vain, the
+  more times (up to 31). On a single core, or without a way that leads here, it never stays awake (`wire.vigil`).
 - DW5: who sends does not wait for the lock of a way. It has the lock of its peer, and whoever has the way's may be in a
   finalizer of the user's, which sends to that peer, and waits for that. Who has the lock takes along what it leaves.
 """
@@ -90,6 +90,11 @@ class DirectWays:
         self._stocks: set[Outgoing] = set()
         """Ways with segments to fill."""
         self._tidied = 0.0
+
+    @property
+    def in_use(self) -> bool:
+        """Whether anybody sends along one."""
+        return bool(self._incoming)
 
     def dial(self, endpoint: str) -> Outgoing | None:
         """Opens a way; returns None where nobody listens, or too many wait there to be let in."""

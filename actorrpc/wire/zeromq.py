@@ -239,9 +239,13 @@ class ZmqTransport:
             timeout = _LONGEST_POLL
         if self._epoll is None:
             return self._poller.poll(None if timeout is None else max(0, int(timeout * 1000 + 0.999)))
-        if timeout == 0 or self._direct is None:
+        if timeout == 0 or self._direct is None or not self._direct.in_use:
             return self._epoll.poll(timeout)
-        return self._vigil.keep(self._epoll.poll, timeout) or self._epoll.poll(timeout)
+        begun = time.monotonic()
+        found = self._vigil.keep(self._epoll.poll, timeout)
+        if found:
+            return found
+        return self._epoll.poll(None if timeout is None else max(0.0, begun + timeout - time.monotonic()))
 
     def receive(self, timeout: float | None) -> list[Frame] | None:
         unpacked = self._unpacked
