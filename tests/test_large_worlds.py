@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -149,6 +151,12 @@ def test_who_is_answered_leaves_the_store_alone(monkeypatch: pytest.MonkeyPatch)
 # -- descriptors
 
 
+def _open_for_a_while() -> Iterator[int]:
+    for _ in range(50):
+        yield len(os.listdir("/proc/self/fd"))
+        time.sleep(0.01)
+
+
 def of_peers(rank: int, number: int) -> int:
     """Returns how many descriptors that many peers by tcp take, where both ends of their connections are here."""
     with contextlib.ExitStack() as stack:
@@ -159,7 +167,7 @@ def of_peers(rank: int, number: int) -> int:
         transport = ZmqTransport(ipc=False)
         stack.callback(transport.close)
         transport.attend(0, os.getpid())  # so that the thread that looks out is there
-        before = len(os.listdir("/proc/self/fd"))
+        before = min(_open_for_a_while())  # that thread opens files, and closes them
         for peer in range(1, number + 1):
             transport.dial(peer, [f"tcp://127.0.0.1:{port}"])
         for dealer in dealers:
