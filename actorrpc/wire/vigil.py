@@ -65,7 +65,7 @@ class Vigil:
     def __init__(self) -> None:
         self.first, self.longer = Tries(), Tries(free=1)
         self._awake = cores() > 1
-        self._on = _offer is not None and not has_quota()
+        self._offer = None if has_quota() else _offer
         self._leader = 0
         self._others = self._at = 0.0
         """Which thread asked last whether the process is idle, how long others had computed by then, and when."""
@@ -80,7 +80,7 @@ class Vigil:
         """
         if not self._awake or not self.first.may():
             return ()
-        now, offer = time.monotonic, _offer
+        now, offer = time.monotonic, self._offer
         begun = now()
         end = begun + (_MOST_SECONDS if timeout is None else min(timeout, _MOST_SECONDS))
         look, longer = min(end, begun + _FIRST_SECONDS), False
@@ -107,7 +107,7 @@ class Vigil:
 
     def _may_go_on(self, at: float) -> bool:
         """Whether nobody but the present thread has computed much in this process since it last asked."""
-        if not self._on or not self.longer.may():
+        if not self.longer.may():
             return False
         leader, others = threading.get_ident(), time.process_time() - time.thread_time()
         same, before, since = leader == self._leader, self._others, self._at

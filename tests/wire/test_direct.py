@@ -10,7 +10,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -305,3 +305,56 @@ def test_only_a_private_folder_is_dialled(tmp_path: Path) -> None:
     finally:
         here.close()
         there.close()
+
+
+# -- staying awake (RULE DW4; `test_vigil` has the rest)
+
+
+def test_a_leader_that_stayed_awake_in_vain_sleeps_and_is_woken(pair: tuple[ZmqTransport, ZmqTransport]) -> None:
+    here, there = pair
+    there._vigil._awake = True
+    for _ in range(40):
+        there.receive(0.001)
+    assert there._vigil.first.in_vain == 5
+    there._vigil.first.left = 10
+    here.send(1, [b"a message"])
+    until(lambda: there.receive(0.001) == [b"a message"])
+    here.send(1, [b"another"])
+    there._vigil.first.left = 0
+    assert there.receive(20) == [b"another"]
+    assert there._vigil.first.in_vain == 0
+
+
+def test_whom_nobody_sends_to_directly_sleeps_at_once_and_no_wait_outlasts_its_timeout(
+    pair: tuple[ZmqTransport, ZmqTransport], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[float | None] = []
+
+    def keep(poll: Callable[[float], Sequence[Any]], timeout: float | None) -> Sequence[Any]:
+        asked.append(timeout)
+        time.sleep(0.05)
+        return ()
+
+    here, there = pair
+    for transport in pair:
+        monkeypatch.setattr(transport._vigil, "keep", keep)
+    until(lambda: there.receive(0.001) is None and bool(asked))
+    asked.clear()
+    here.receive(0.001)
+    assert asked == []
+    polled: list[float | None] = []
+    assert there._epoll is not None
+
+    def poll(timeout: float | None) -> list[tuple[int, int]]:
+        polled.append(timeout)
+        return []
+
+    monkeypatch.setattr(there, "_epoll", SimpleNamespace(poll=poll))
+    there._poll(30.0)
+    there._poll(0.01)
+    there._poll(None)
+    monkeypatch.undo()
+    assert asked == [30.0, 0.01, None]
+    assert polled[0] is not None
+    assert 0 < polled[0] <= 29.95
+    assert polled[1:] == [0.0, None]

@@ -5,16 +5,13 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from actorrpc.wire import direct, vigil
+from actorrpc.wire import vigil
 from actorrpc.wire.vigil import Vigil
-from actorrpc.wire.zeromq import ZmqTransport
 from tests.worlds import until
 
 MICROSECOND = 1e-6
@@ -203,69 +200,6 @@ def test_a_containers_quota_is_read(tmp_path: Path, files: dict[str, str], limit
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     assert vigil.has_quota(tmp_path) == limited
-
-
-@pytest.fixture
-def two() -> Iterator[tuple[ZmqTransport, ZmqTransport]]:
-    here, there = ZmqTransport(), ZmqTransport()
-    here.dial(1, there.endpoints)
-    yield here, there
-    here.close()
-    there.close()
-
-
-@pytest.mark.skipif(not direct.AVAILABLE, reason="this system has no direct way")
-def test_a_leader_that_stayed_awake_in_vain_sleeps_and_is_woken(
-    two: tuple[ZmqTransport, ZmqTransport],
-) -> None:
-    here, there = two
-    there._vigil._awake = True
-    for _ in range(40):
-        there.receive(0.001)
-    assert there._vigil.first.in_vain == 5
-    there._vigil.first.left = 10
-    here.send(1, [b"a message"])
-    until(lambda: there.receive(0.001) == [b"a message"])
-    here.send(1, [b"another"])
-    there._vigil.first.left = 0
-    assert there.receive(20) == [b"another"]
-    assert there._vigil.first.in_vain == 0
-
-
-@pytest.mark.skipif(not direct.AVAILABLE, reason="this system has no direct way")
-def test_whom_nobody_sends_to_directly_sleeps_at_once_and_no_wait_outlasts_its_timeout(
-    two: tuple[ZmqTransport, ZmqTransport], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[float | None] = []
-
-    def keep(poll: Callable[[float], Sequence[Any]], timeout: float | None) -> Sequence[Any]:
-        asked.append(timeout)
-        time.sleep(0.05)
-        return ()
-
-    here, there = two
-    for transport in two:
-        monkeypatch.setattr(transport._vigil, "keep", keep)
-    until(lambda: there.receive(0.001) is None and bool(asked))
-    asked.clear()
-    here.receive(0.001)
-    assert asked == []
-    polled: list[float | None] = []
-    assert there._epoll is not None
-
-    def poll(timeout: float | None) -> list[tuple[int, int]]:
-        polled.append(timeout)
-        return []
-
-    monkeypatch.setattr(there, "_epoll", SimpleNamespace(poll=poll))
-    there._poll(30.0)
-    there._poll(0.01)
-    there._poll(None)
-    monkeypatch.undo()
-    assert asked == [30.0, 0.01, None]
-    assert polled[0] is not None
-    assert 0 < polled[0] <= 29.95
-    assert polled[1:] == [0.0, None]
 
 
 def test_a_process_that_only_waits_counts_as_idle_and_one_with_a_busy_thread_does_not() -> None:
