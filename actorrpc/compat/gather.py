@@ -52,6 +52,9 @@ class _Exchanges:
         self.door = threading.Lock()
         self.numbers: collections.Counter[tuple[int, ...]] = collections.Counter()
         self.open: dict[Key, _Exchange] = {}
+        self.failures: dict[tuple[int, ...], tuple[int, str, bool]] = {}
+        """The last failure among the same members: of which exchange, why, and whether it timed out. Whoever comes to
+        that exchange when it is over is told so."""
 
     def begin(self, names: tuple[str, ...], ids: tuple[int, ...]) -> tuple[Key, _Exchange]:
         """Takes part in the next exchange of these members."""
@@ -65,6 +68,14 @@ class _Exchanges:
         if key not in self.open and key[1] < self.numbers[key[2]]:
             return None
         return self.open.setdefault(key, _Exchange())
+
+    def over_error(self, key: Key, how: str) -> ActorRPCError:
+        """The error for whoever comes to an exchange that is over. Under the door."""
+        number, why, timed_out = self.failures.get(key[2], (-1, "", False))
+        if number != key[1]:
+            return ActorRPCError(f"exchange {key[1]} of {', '.join(key[0])} is over{how}")
+        kind = RPCTimeoutError if timed_out else ActorRPCError
+        return kind(f"exchange {key[1]} of {', '.join(key[0])} is over{how}: {why}")
 
 
 _door = threading.Lock()
@@ -82,7 +93,7 @@ def _give(key: Key, name: str, value: Any) -> None:
     with exchanges.door:
         exchange = exchanges.find(key)
         if exchange is None:
-            raise ActorRPCError(f"exchange {key[1]} of {', '.join(key[0])} is over, and {name!r} came too late")
+            raise exchanges.over_error(key, f", and {name!r} came too late")
         if name in exchange.given:
             raise RuntimeError(f"{name!r} took part twice in exchange {key[1]} of {', '.join(key[0])}")
         exchange.given[name] = value
@@ -96,7 +107,7 @@ def _take(key: Key, given: dict[str, Any]) -> None:
     with exchanges.door:
         exchange = exchanges.find(key)
         if exchange is None:
-            raise ActorRPCError(f"exchange {key[1]} of {', '.join(key[0])} is over on {get_worker_info().name!r}")
+            raise exchanges.over_error(key, f" on {get_worker_info().name!r}")
         exchange.given = given
         exchange.over.set()
 
@@ -147,6 +158,7 @@ def _all_gather(
         return exchange.given
     except Exception as e:
         timed_out = isinstance(e, RPCTimeoutError)
+        exchanges.failures[ids] = key[1], str(e), timed_out
         how = f"timed out in _all_gather after {seconds:.2f} seconds" if timed_out else "failed in _all_gather"
         for name in names[1:] if own == names[0] else names[:1]:
             with contextlib.suppress(RuntimeError):  # it is gone as well

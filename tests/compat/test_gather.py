@@ -57,9 +57,11 @@ def test_what_takes_too_long_to_give_ends_the_exchange_at_all_members() -> None:
     assert "worker0 timed out in _all_gather after 1.00 seconds: worker1 timed out" in other
 
 
-@pytest.mark.parametrize("who", [0, 2])
-def test_what_cannot_be_sent_ends_the_exchange_at_all_members(who: int) -> None:
+@pytest.mark.parametrize("who, late", [(0, None), (2, None), (2, 1)])
+def test_what_cannot_be_sent_ends_the_exchange_at_all_members(who: int, late: int | None) -> None:
     def program(rank: int) -> str:
+        if rank == late:
+            time.sleep(1)  # The others have ended it by then, and it is told why all the same.
         text = said(Unsendable() if rank == who else rank)
         works_again(rank)
         return text
