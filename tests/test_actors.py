@@ -190,7 +190,7 @@ class Wide(rpc.Actor, concurrency=4):
 class SlowStart(Plain):
     def __init__(self) -> None:
         super().__init__()
-        time.sleep(0.3)
+        time.sleep(1)
 
 
 class Fragile(rpc.Actor):
@@ -344,7 +344,10 @@ def main_is_not_served_while_it_computes_and_is_in_serve(driver: Driver) -> None
     begun = time.monotonic()
     while time.monotonic() - begun < 0.15:
         assert driver.seen == []
-    driver.serve(0.15)
+    for _ in range(100):
+        driver.serve(0.15)
+        if driver.seen:
+            break
     assert driver.seen == [2]
     assert future.wait() == 2
 
@@ -354,7 +357,7 @@ def serve_lasts_as_long_as_it_says(driver: Driver) -> None:
     for seconds in (0.0, 0.05, 0.2):
         begun = time.monotonic()
         driver.serve(seconds)
-        assert seconds <= time.monotonic() - begun < seconds + 0.5
+        assert seconds <= time.monotonic() - begun < seconds + 5
 
 
 @check
@@ -642,7 +645,7 @@ def messages_sent_before_the_constructor_has_ended_are_served_afterwards_in_orde
         for i in range(20):
             ref.tell().note(i)
         futures = [ref.rpc_async().note(20 + i) for i in range(20)]
-        assert time.monotonic() - begun < 0.3, "spawning does not wait"
+        assert time.monotonic() - begun < 1, "spawning does not wait"
         assert ref.rpc_sync().take() == ["init", "on_start", *range(40)]
         assert [f.wait() for f in futures] == list(range(20, 40))
 

@@ -105,22 +105,22 @@ def remaining_there(timeout: float) -> Any:
 
 def test_a_handler_knows_how_long_its_caller_waits() -> None:
     def program() -> Any:
-        return [rpc.rpc_sync(1, remaining_here, timeout=timeout) for timeout in (5.0, 0)]
+        return [rpc.rpc_sync(1, remaining_here, timeout=timeout) for timeout in (50.0, 0)]
 
     for seconds, forever in in_worlds(program):
-        assert 4.9 < seconds <= 5.0
+        assert 40 < seconds <= 50
         assert forever is None
 
 
 @pytest.mark.parametrize("timeout", [0, 100.0, -1], ids=["for ever", "longer", "default"])
 def test_a_nested_call_has_no_longer_than_its_handler(timeout: float) -> None:
-    for seconds in in_worlds(lambda: rpc.rpc_sync(1, remaining_there, args=(timeout,), timeout=5.0)):
-        assert 4.9 < seconds <= 5.0
+    for seconds in in_worlds(lambda: rpc.rpc_sync(1, remaining_there, args=(timeout,), timeout=50.0)):
+        assert 40 < seconds <= 50
 
 
 def test_a_nested_calls_own_shorter_limit_holds() -> None:
-    for seconds in in_worlds(lambda: rpc.rpc_sync(1, remaining_there, args=(2.0,), timeout=5.0)):
-        assert 1.9 < seconds <= 2.0
+    for seconds in in_worlds(lambda: rpc.rpc_sync(1, remaining_there, args=(20.0,), timeout=50.0)):
+        assert 10 < seconds <= 20
 
 
 def nest_too_long(way: str) -> str:

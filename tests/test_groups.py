@@ -136,8 +136,8 @@ def results_come_in_the_order_of_the_members(driver: Driver) -> None:
 @check
 def members_are_called_at_once_and_not_one_after_the_other(driver: Driver) -> None:
     begun = time.monotonic()
-    driver.group.rpc_sync().answer_after([0.3] * 4)
-    assert time.monotonic() - begun < 0.9
+    driver.group.rpc_sync().answer_after([0.8] * 4)
+    assert time.monotonic() - begun < 3.0
 
 
 @check
@@ -251,10 +251,10 @@ def a_groups_future_can_be_waited_for_with_a_bound(driver: Driver) -> None:
 def tell_waits_for_nothing_and_reaches_all_in_order(driver: Driver) -> None:
     driver.group.rpc_sync().take()
     begun = time.monotonic()
-    assert driver.group.tell().answer_after([0.2] * 4) is None
+    assert driver.group.tell().answer_after([1.0] * 4) is None
     for i in range(20):
         assert driver.group.tell().note(i) is None
-    assert time.monotonic() - begun < 0.2
+    assert time.monotonic() - begun < 1.0
     assert driver.group.rpc_sync().take() == [[((i,), {}) for i in range(20)]] * 4
 
 

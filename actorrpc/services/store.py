@@ -77,7 +77,7 @@ class HintStore:
             else:
                 self._last_error = "it does not answer"
             if time.monotonic() + PAUSE >= deadline:
-                raise self._too_late("to leave the hint for the others", "Is it reachable from here?")
+                raise self._too_late(", but could not leave the hint for the others", "Is it reachable from here?")
             time.sleep(PAUSE)
 
     def peek(self, seconds: float = 0.5) -> bytes | None:
@@ -123,7 +123,7 @@ class HintStore:
                 self._last_error = "it does not answer"
             if time.monotonic() >= deadline:
                 raise self._too_late(
-                    "for rank 0 to say where it listens",
+                    ", but rank 0 has published no address",
                     "Is rank 0 running, and does it use the same address? Is the address reachable from here?",
                 )
             if time.monotonic() >= until:
@@ -144,11 +144,11 @@ class HintStore:
         if self._is_closed:
             raise RendezvousError("this HintStore was closed here, by its own worker", address=self._place.address)
 
-    def _too_late(self, purpose: str, advice: str) -> RendezvousError:
+    def _too_late(self, lacking: str, advice: str) -> RendezvousError:
         waited = time.monotonic() - self._began
         who = "this process" if self._rank < 0 else f"rank {self._rank}"
         return RendezvousError(
-            f"{who} waited {waited:.1f} s at {self._place.address} {purpose}, in vain. "
+            f"{who} waited {waited:.1f} s at {self._place.address}{lacking}. "
             f"Last seen: {self._last_error or 'nothing'}. {advice}",
             address=self._place.address,
             waited=waited,
