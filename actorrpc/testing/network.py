@@ -130,7 +130,7 @@ class SimTransport:
         self._network = network
         self.ways: dict[int, str] = {}
         self._inbox: deque[list[Frame]] = deque()
-        self._woken = False
+        self._woken = self._unsure = False
         self._receiver: Task | None = None
         network.transports[address] = self
 
@@ -188,11 +188,12 @@ class SimTransport:
     def receive(self, timeout: float | None) -> list[Frame] | None:
         if self._soon and not self._inbox:
             self.flush()
-        if not self._woken and not self._inbox:
+        if not (self._woken or self._unsure or self._inbox):
             self._receiver = self._network.simulation.here.task
             self._network.simulation.block(timeout, "a message")
             self._receiver = None
         self.emptied += not self._inbox
+        self._unsure = bool(self._inbox) and (self._woken or self._unsure)
         if self._woken:
             self._woken = False
             return None

@@ -117,7 +117,9 @@ class Transport(Protocol):
         """
 
     def wake(self) -> None:
-        """Ends the present or else the next `receive`."""
+        """Ends the present or else the next `receive`. Where messages came as well, the first `receive` that finds no
+        more of them does not wait either: whoever called this learns from `emptied` that all is taken in.
+        """
 
     def close(self, linger: float = 0.0) -> None:
         """Frees everything; what is queued gets `linger` seconds to leave. Only after the last `receive` returned."""

@@ -98,7 +98,8 @@ class ZmqTransport:
         """By sender, the message that comes in pieces."""
         self.holding = self._soon = self.crowded = False
         self.emptied = 0
-        self._woken = False
+        self._woken = self._unsure = False
+        """Whether `wake` was called; and whether messages came with that, so that it showed no empty inbox."""
         self._vigil = Vigil()
         self._closed = False
         self._waker: Waker | None = None
@@ -256,9 +257,10 @@ class ZmqTransport:
                 if not unpacked:
                     self.flush()
             if not unpacked and not self._woken:
-                self._wait(timeout)
+                self._wait(0.0 if self._unsure else timeout)
             if not unpacked:
                 self.emptied += 1
+            self._unsure = bool(unpacked) and (self._woken or self._unsure)
         if self._woken or not unpacked:  # what came stays for the next time: whoever called wake wants a look around
             return None
         message = unpacked.popleft()

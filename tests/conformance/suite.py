@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported; four ranks share the machine
+os.environ.setdefault("TORCH_DIST_INIT_BARRIER", "1")
+"""Else some tests race with themselves, under torch as well (docs/conformance.md)."""
 
 NAMES = Path(__file__).parent / "names.txt"
 """The names that are expected to pass, one a line."""

@@ -25,7 +25,7 @@ from actorrpc.wire import dealer, folders, lookout, zeromq
 from actorrpc.wire.transport import AT_ONCE, COPIED_BELOW, LATER, taken_out
 from actorrpc.wire.waking import Waker
 from actorrpc.wire.zeromq import ZmqTransport
-from tests.worlds import raised_within
+from tests.worlds import raised_within, until
 
 PACKAGE = Path(zeromq.__file__).parents[1]
 
@@ -98,6 +98,28 @@ def test_a_burst_to_a_peer_that_does_not_receive_neither_blocks_nor_loses(way: s
         for i in range(10_000):
             here.send(1, [b"m" + i.to_bytes(4, "little") + bytes(2000)])
     assert [int.from_bytes(frames[0][1:5], "little") for frames in receive(there, 10_000, here)] == list(range(10_000))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_whoever_wakes_the_leader_learns_when_all_is_taken_in_though_messages_came_as_well(
+    way: str, made: list[ZmqTransport]
+) -> None:
+    """It once waited for an end of a wait without a message: a dead worker that others sent beside stayed unknown."""
+    here, there = WAYS[way](), WAYS[way]()
+    made += [here, there]
+    here.dial(1, there.endpoints)
+    here.send(1, [b"first"])
+    assert receive(there, 1) == [[b"first"]]
+    until(lambda: there.receive(0) is None)
+    here.send(1, [b"second"])
+    until(lambda: there._poll(0))  # it lies there
+    before = there.emptied
+    there.wake()
+    got: list[Any] = []
+    with raised_within(20):
+        while there.emptied == before:
+            got.append(there.receive(60))
+    assert [frames for frames in got if frames is not None] == [[b"second"]]
 
 
 @pytest.mark.parametrize("way", WAYS)
