@@ -24,7 +24,7 @@ from actorrpc.services.objects import Objects
 from actorrpc.services.store import HintStore
 from actorrpc.world import World as WorldView
 from tests.joining import add, free_port, options
-from tests.worlds import World, until
+from tests.worlds import World, stop, until
 
 SIZE = 4
 _rounds = itertools.count()
@@ -365,7 +365,7 @@ def test_a_newcomer_that_gives_up_says_for_whom_it_has_waited_and_is_no_ghost() 
     with World(4, join=False, timeout=60) as world:
         place = Place(world)
         place.come(0, 1)
-        os.kill(world.pid(1), signal.SIGSTOP)
+        stop(world.pid(1))
         try:
             text = place.on(2, functools.partial(fail_to_come, init_timeout=1.0), 2, place.method)
         finally:

@@ -16,7 +16,7 @@ import pytest
 
 import actorrpc as rpc
 from actorrpc import session
-from tests.worlds import World, run_processes, until
+from tests.worlds import World, run_processes, stop, until
 
 SIZE = 3
 
@@ -173,7 +173,7 @@ def dump_without(name: str, seconds: float) -> rpc.debug.Dump:
 
 def test_a_worker_that_does_not_answer_is_said_so() -> None:
     with World(3, options={"heartbeat_timeout": 0}) as world:
-        os.kill(world.pid(2), signal.SIGSTOP)
+        stop(world.pid(2))
         try:
             found = world.on(0, dump_without, "worker2", 0.5)
         finally:

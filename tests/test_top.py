@@ -29,7 +29,7 @@ from actorrpc.commands.watching import SORTS, Snapshot, Watcher, lines_of
 from actorrpc.services.figures import BOUNDS, ActorLoad, Rates, WorkerFigures, WorldFigures
 from actorrpc.wire.folders import HeldFolder, held
 from tests.joining import add, free_port, options
-from tests.worlds import World, until
+from tests.worlds import World, stop, until
 
 # -- what is shown
 
@@ -243,7 +243,7 @@ def test_a_worker_that_is_stopped_is_shown_as_silent_and_a_dead_one_as_lost() ->
         begin(world, method)
         world.on(2, attach_and_watch, method)
         assert world.on(2, looked) == (["w0", "w1"], {})
-        os.kill(world.pid(1), signal.SIGSTOP)
+        stop(world.pid(1))
         workers, silent = world.on(2, looked)
         os.kill(world.pid(1), signal.SIGCONT)
         assert workers == ["w0"]

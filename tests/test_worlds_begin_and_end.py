@@ -24,7 +24,7 @@ from actorrpc import session
 from actorrpc.services import rendezvous
 from actorrpc.services.ending import Ending
 from tests.joining import add, fine, free_port, greet_all, join_and_fail, join_world, options
-from tests.worlds import World, raised_within, run_processes, run_world, until
+from tests.worlds import World, raised_within, run_processes, run_world, stop, until
 
 # -- beginning
 
@@ -262,14 +262,10 @@ def test_shutdown_says_why_it_does_not_know_who_is_late(meet: str) -> None:
         if rank == 0:
             greet_all(0, 2)
             time.sleep(60)
-        until_stopped(rpc.rpc_sync(0, os.getpid))
+        stop(rpc.rpc_sync(0, os.getpid))
         with raised_within(5), pytest.raises(rpc.RendezvousError, match="rank 0 does not say for whom") as caught:
             rpc.shutdown(timeout=0.3)
         return str(caught.value)
-
-    def until_stopped(pid: int) -> None:
-        os.kill(pid, signal.SIGSTOP)
-        until(lambda: Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "T")
 
     with World(2, join=False) as world:
         world.start(0, program, 0)

@@ -23,7 +23,7 @@ import torch
 
 import actorrpc as rpc
 from actorrpc import session
-from tests.worlds import Plan, World, inside, join, raised_within, run_world, until
+from tests.worlds import Plan, World, inside, join, raised_within, run_world, stop, until
 
 MANY = 10_000
 NO_LIMITS = {"max_pending": 10**9, "max_pending_bytes": 2**40}
@@ -50,7 +50,7 @@ def pid_of(rank: int) -> int:
 @contextlib.contextmanager
 def stopped(pid: int) -> Iterator[None]:
     """The process stands still in the block."""
-    os.kill(pid, signal.SIGSTOP)
+    stop(pid)
     try:
         yield
     finally:
@@ -87,7 +87,7 @@ def test_a_peer_that_is_killed_while_messages_pile_up_for_it_blocks_nobody() -> 
         if rank == 1:
             time.sleep(30)
         counter, pid = Counter.spawn(1), pid_of(1)
-        os.kill(pid, signal.SIGSTOP)
+        stop(pid)
         with raised_within(60):
             for i in range(2000):
                 counter.tell().add(i, bytes(20_000))

@@ -12,7 +12,7 @@ from actorrpc import session
 from tests.failure.test_lost import SHORT, SOON, kept, lost, made, stopped
 from tests.failure.test_watching import told, watch
 from tests.test_elastic_worlds import Place, call_everybody, named, present
-from tests.worlds import World, raised_within, until
+from tests.worlds import World, raised_within, stop, until
 
 
 def call_all(ranks: list[int]) -> list[int]:
@@ -30,7 +30,10 @@ def shut_down() -> tuple[str, str]:
 def test_without_rank_0_the_others_call_each_other_and_a_graceful_end_says_why_there_is_none(how: str) -> None:
     with made(4, **SHORT) as world:
         world.on(2, watch)
-        os.kill(world.pid(0), signal.SIGKILL if how == "is killed" else signal.SIGSTOP)
+        if how == "is killed":
+            os.kill(world.pid(0), signal.SIGKILL)
+        else:
+            stop(world.pid(0))
         world.let_die(0)
         for rank in (1, 2, 3):
             until(lambda rank=rank: world.on(rank, lost, 0), 20)  # type: ignore[misc]

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from actorrpc.errors import RendezvousError
 from actorrpc.services import places
 from actorrpc.services.store import HintStore
+from tests.worlds import stop
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -92,6 +93,7 @@ Child = Callable[..., "subprocess.Popen[str]"]
 SERVE = """
 import sys, time
 from actorrpc.services.store import HintStore
+from tests.worlds import stop
 store = HintStore(sys.argv[1], 0)
 store.publish(sys.argv[2].encode(), time.monotonic() + 20)
 print("ready", flush=True)
@@ -227,7 +229,7 @@ def test_a_stopped_server_does_not_hold_a_reader_and_its_successor_is_found(
     url = f"tcp://127.0.0.1:{port}"
     old = child(SERVE, url, "old")
     reader = make(url, 1)
-    old.send_signal(signal.SIGSTOP)
+    stop(old.pid)
     assert reader.read(soon()) is None
     old.kill()
     old.wait(20)
@@ -267,6 +269,7 @@ import sys, time
 import torch.distributed as dist
 from datetime import timedelta
 from actorrpc.services.store import HintStore
+from tests.worlds import stop
 url, rank, order = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 def group():
     dist.init_process_group("gloo", init_method=url, rank=rank, world_size=2, timeout=timedelta(seconds=30))
