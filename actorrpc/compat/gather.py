@@ -71,11 +71,13 @@ class _Exchanges:
 
     def over_error(self, key: Key, how: str) -> ActorRPCError:
         """The error for whoever comes to an exchange that is over. Under the door."""
+        text = f"exchange {key[1]} of {', '.join(key[0])} is over{how}"
         number, why, timed_out = self.failures.get(key[2], (-1, "", False))
-        if number != key[1]:
-            return ActorRPCError(f"exchange {key[1]} of {', '.join(key[0])} is over{how}")
-        kind = RPCTimeoutError if timed_out else ActorRPCError
-        return kind(f"exchange {key[1]} of {', '.join(key[0])} is over{how}: {why}")
+        return _failure(f"{text}: {why}", timed_out) if number == key[1] else ActorRPCError(text)
+
+
+def _failure(why: str, timed_out: bool) -> ActorRPCError:
+    return RPCTimeoutError(why) if timed_out else ActorRPCError(why)
 
 
 _door = threading.Lock()
@@ -118,7 +120,7 @@ def _fail(key: Key, why: str, timed_out: bool) -> None:
     with exchanges.door:
         exchange = exchanges.find(key)
         if exchange is not None and not exchange.over.is_set():
-            exchange.failure = RPCTimeoutError(why) if timed_out else ActorRPCError(why)
+            exchange.failure = _failure(why, timed_out)
             exchange.over.set()
 
 

@@ -192,8 +192,11 @@ class SimTransport:
             self._receiver = self._network.simulation.here.task
             self._network.simulation.block(timeout, "a message")
             self._receiver = None
-        self.emptied += not self._inbox
-        self._unsure = bool(self._inbox) and (self._woken or self._unsure)
+        if not self._inbox:
+            self.emptied += 1
+            self._unsure = False
+        elif self._woken:
+            self._unsure = True
         if self._woken:
             self._woken = False
             return None

@@ -260,7 +260,9 @@ class ZmqTransport:
                 self._wait(0.0 if self._unsure else timeout)
             if not unpacked:
                 self.emptied += 1
-            self._unsure = bool(unpacked) and (self._woken or self._unsure)
+                self._unsure = False
+            elif self._woken:
+                self._unsure = True
         if self._woken or not unpacked:  # what came stays for the next time: whoever called wake wants a look around
             return None
         message = unpacked.popleft()

@@ -93,7 +93,6 @@ Child = Callable[..., "subprocess.Popen[str]"]
 SERVE = """
 import sys, time
 from actorrpc.services.store import HintStore
-from tests.worlds import stop
 store = HintStore(sys.argv[1], 0)
 store.publish(sys.argv[2].encode(), time.monotonic() + 20)
 print("ready", flush=True)
@@ -269,7 +268,6 @@ import sys, time
 import torch.distributed as dist
 from datetime import timedelta
 from actorrpc.services.store import HintStore
-from tests.worlds import stop
 url, rank, order = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 def group():
     dist.init_process_group("gloo", init_method=url, rank=rank, world_size=2, timeout=timedelta(seconds=30))
